@@ -1,4 +1,4 @@
-//! The command `tidegate`. Parses, runs, exits; everything else is in its own room.
+//! The command `tidegate`: parses the arguments, runs a command, exits.
 
 mod allocator;
 mod args;
@@ -10,31 +10,31 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Usage mistakes and errors; 0 and 1 are answers.
+/// The exit code of usage mistakes and errors; 0 and 1 are results.
 const ERROR: u8 = 2;
-/// What a shell says of a program that Ctrl-C has ended.
+/// The exit code of a program that Ctrl-C ended, as shells report it.
 const INTERRUPTED: i32 = 130;
 
 fn main() -> ExitCode {
     allocator::take_large_pieces();
     match commands::run(args::Args::parse()) {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),
-        // Whoever reads our output has seen enough: `tidegate … | head`.
+        // The reader closed the pipe: `tidegate … | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", told(&error));
+            eprintln!("error: {}", message(&error));
             ExitCode::from(ERROR)
         }
     }
 }
 
-/// Ends the program after somebody has pressed Ctrl-C and everything is tidied up.
+/// Exits after Ctrl-C and the cleanup that follows it.
 fn interrupted() -> ! {
     std::process::exit(INTERRUPTED)
 }
 
-/// The error and its causes, each once: many an error has the text of its cause in its own.
-fn told(error: &anyhow::Error) -> String {
+/// The error and its causes, each once: some errors repeat the text of their cause.
+fn message(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if text.is_empty() {
@@ -46,7 +46,7 @@ fn told(error: &anyhow::Error) -> String {
     without_numbers(text)
 }
 
-/// Without the numbers that the operating system has for its errors: `(os error 2)`.
+/// Removes error numbers of the operating system: `(os error 2)`.
 fn without_numbers(mut text: String) -> String {
     while let Some(at) = text.find(" (os error ") {
         let Some(end) = text[at..].find(')') else { break };

@@ -1,14 +1,14 @@
-//! How things are shown to people: durations, counts and colors.
+//! Output for people: durations, counts and colors.
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock};
 
-/// Standard output, locked and buffered. Whoever takes it flushes it.
+/// Standard output, locked and buffered. The caller flushes it.
 pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
     BufWriter::with_capacity(64 * 1024, io::stdout().lock())
 }
 
-/// Puts colors around words, or does not: only on a terminal, and never when `NO_COLOR` is set.
+/// Colors text, but only on a terminal, and never when `NO_COLOR` is set.
 #[derive(Clone, Copy)]
 pub(crate) struct Paint {
     colors: bool,
@@ -53,7 +53,7 @@ impl Paint {
     }
 }
 
-/// Microseconds for people, exactly: `1 h 30 min`, `1.5 s`, `250 us`.
+/// A duration in microseconds as exact text: `1 h 30 min`, `1.5 s`, `250 us`.
 pub(crate) fn human(micros: u64) -> String {
     const SECOND: u64 = 1_000_000;
     let (seconds, part) = (micros / SECOND, micros % SECOND);
@@ -81,7 +81,7 @@ pub(crate) fn human(micros: u64) -> String {
     words.join(" ")
 }
 
-/// A count with thin groups: `12 345 678`.
+/// A count in groups of thousands: `12 345 678`.
 pub(crate) fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_like_speech_and_stay_exact() {
+    fn durations_are_readable_and_exact() {
         let rows = [
             (0, "0 s"),
             (250, "250 us"),

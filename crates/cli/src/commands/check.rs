@@ -6,7 +6,7 @@ use anyhow::Result;
 use tidegate::{Check, Memory, Store};
 use tidegate_core::{Decision, Op, Retry, Verdict};
 
-use super::ask;
+use super::client;
 use super::store::{self, Remote};
 use super::{Outcome, json_string, write_numbers};
 use crate::args;
@@ -29,10 +29,10 @@ pub(crate) fn run(args: &args::Check) -> Result<Outcome> {
     Ok(if decision.allowed() { Outcome::Yes } else { Outcome::No })
 }
 
-/// The decision, and where it was made if not here.
+/// The decision, and the server that made it, if any.
 fn decided(args: &args::Check, check: &Check<'_>) -> Result<(Decision, Option<String>)> {
     if let Some(url) = &args.server.server {
-        return Ok((ask::ask(url, args, check.op().name())?, Some(url.clone())));
+        return Ok((client::check(url, args, check.op().name())?, Some(url.clone())));
     }
     let remote = Remote::open(&args.store.store, |builder| match &args.namespace {
         Some(namespace) => builder.namespace(namespace),
@@ -108,15 +108,15 @@ fn what(args: &args::Check, op: Op, decision: &Decision) -> String {
         (args.key.escape_debug(), units(args.cost), units(decision.granted()));
     match (op, decision.allowed()) {
         (_, _) if args.cost == 0 && !matches!(op, Op::Reset) => {
-            format!("{key} asked for nothing and was only looked at")
+            format!("{key} requested nothing; its state was read")
         }
         (Op::Peek, true) => format!("{key} could take {cost} now; nothing was taken"),
-        (Op::Take, true) => format!("{key} asked for {cost} and took {granted}"),
-        (Op::Refund, _) => format!("{key} was given back {granted} of {cost}"),
-        (Op::Reset, _) => format!("everything {key} had used is forgotten"),
+        (Op::Take, true) => format!("{key} requested {cost} and took {granted}"),
+        (Op::Refund, _) => format!("{granted} of {cost} were returned to {key}"),
+        (Op::Reset, _) => format!("the state of {key} was deleted"),
         (_, true) => format!("{key} took {cost}"),
-        (Op::Debit, false) => format!("{key} asked for {cost}, beyond the debt; nothing was taken"),
-        (_, false) => format!("{key} asked for {cost}; nothing was taken"),
+        (Op::Debit, false) => format!("{key} requested {cost}, beyond the debt; nothing was taken"),
+        (_, false) => format!("{key} requested {cost}; nothing was taken"),
     }
 }
 

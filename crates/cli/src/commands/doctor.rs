@@ -1,4 +1,4 @@
-//! `tidegate doctor`: can limits be kept on this server, and how long does a decision take?
+//! `tidegate doctor`: inspects a store, and measures how long a decision takes.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::store::{self, Remote};
 use crate::args::Doctor;
 use crate::output::{self, Paint, grouped, wrapped};
 
-/// How long to measure at most, however far away the server is.
+/// The longest time to measure, however slow the server is.
 const MEASURING: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &Doctor) -> Result<Outcome> {
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &Doctor) -> Result<Outcome> {
     };
     let Some(remote) = Remote::open(&args.store, set)? else {
         bail!(
-            "--store memory: expected the URL of a server, as in redis://127.0.0.1; in this process there is nothing to look at"
+            "--store memory: expected the URL of a server, as in redis://127.0.0.1; a store in this process needs no inspection"
         );
     };
     let inspection = remote.run(remote.redis.inspect());
@@ -57,7 +57,7 @@ fn lines(
 ) -> io::Result<()> {
     let paint = Paint::stdout();
     let servers = match &inspection.servers[..] {
-        // The URL says it, or its name does not matter.
+        // The URL above names it.
         [_] => String::new(),
         many => format!(": {}", many.join(", ")),
     };
@@ -111,7 +111,7 @@ fn word(paint: Paint, severity: Severity) -> String {
     }
 }
 
-/// On which of several servers.
+/// The servers that a finding is about, if it is not about all.
 fn where_(inspection: &Inspection, finding: &Finding) -> String {
     if finding.servers.len() == inspection.servers.len() {
         String::new()
@@ -126,8 +126,8 @@ fn meaning(trips: &RoundTrips, deadline: Duration) -> String {
     let more = decision.saturating_sub(ping);
     let per_second = 1_000_000 / decision.as_micros().max(1);
     let mut text = format!(
-        "A decision takes {}, {} more than a bare round trip. Whoever asks one at a time gets {} decisions a second; many at once \
-         share round trips and get far more.",
+        "A decision takes {}, {} more than a bare round trip. A client that sends one request at a time gets {} decisions a \
+         second; concurrent requests share round trips and get far more.",
         millis(decision),
         millis(more),
         grouped(u64::try_from(per_second).unwrap_or(u64::MAX)),

@@ -12,7 +12,7 @@ use tidegate_server::engine::{Engine, EngineError};
 use tidegate_server::explain::{Explanation, WOULD_BE_DENIED, WOULD_PASS};
 use tidegate_server::remote_store;
 
-use super::{Outcome, ask, store};
+use super::{Outcome, client, store};
 use crate::args;
 use crate::output::{self, Paint};
 
@@ -20,11 +20,11 @@ use crate::output::{self, Paint};
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 const IN_MEMORY: &str = "\
-note: the file keeps state in memory, which is inside the server: --server http://HOST:PORT shows what is used.
-note: only which rules apply is shown here.
+note: the memory store of this file is inside the server: use --server http://HOST:PORT to see the state.
+note: this shows only which rules apply.
 ";
 
-pub(super) fn run(args: &args::ExplainRules) -> Result<Outcome> {
+pub(super) fn run(args: &args::Explain) -> Result<Outcome> {
     let names = args.attributes.iter().map(|(name, _)| name);
     if let Some((_, name)) =
         names.clone().enumerate().find(|(at, name)| names.clone().take(*at).any(|own| own == *name))
@@ -34,7 +34,7 @@ pub(super) fn run(args: &args::ExplainRules) -> Result<Outcome> {
     if let Some(url) = &args.server.server {
         if args.config.is_some() || args.store.is_some() {
             eprintln!(
-                "note: the server {url} is asked, with its own rules and store; --config and --store have no effect."
+                "note: the server {url} answers by its own rules and store; --config and --store have no effect."
             );
         }
         return by_server(url, args);
@@ -71,13 +71,13 @@ pub(super) fn run(args: &args::ExplainRules) -> Result<Outcome> {
 }
 
 /// The explanation of a running server.
-fn by_server(url: &str, args: &args::ExplainRules) -> Result<Outcome> {
+fn by_server(url: &str, args: &args::Explain) -> Result<Outcome> {
     let attributes: serde_json::Map<_, _> =
         args.attributes.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     let body = json!({ "attributes": attributes, "cost": args.cost }).to_string();
-    let (status, text) = ask::post(url, &args.server, "explain", "text/plain", &body)?;
+    let (status, text) = client::post(url, &args.server, "explain", "text/plain", &body)?;
     if status != 200 {
-        return Err(ask::refusal(status, &text))
+        return Err(client::refusal(status, &text))
             .with_context(|| format!("{url} answered {status}"));
     }
     let outcome = match text.trim_end().lines().last() {

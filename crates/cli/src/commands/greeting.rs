@@ -1,5 +1,5 @@
-//! What `serve` and `proxy` print once they are ready: what is enforced, over which store, and for
-//! each listener a command that tries it as it is printed.
+//! The output of `serve` and `proxy` on start: what is enforced, over which store, and for each
+//! listener a command to try it.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -14,9 +14,9 @@ use tidegate_server::{Running, StoreProblem, store_problem};
 
 use crate::output::counted;
 
-/// What is known before the start.
+/// The part of the output that is known before the start.
 pub(super) struct Greeting {
-    /// Where the rules are from: a file, or nothing for the built-in ones.
+    /// The file that the rules are from; `None` for the built-in rules.
     file: Option<PathBuf>,
     rules: Vec<String>,
     rules_of_options: usize,
@@ -25,30 +25,30 @@ pub(super) struct Greeting {
     domains: Option<PathBuf>,
     /// The store without credentials.
     store: String,
-    /// An attribute that the rules know.
+    /// An attribute that the rules use.
     attribute: String,
     token: Token,
     tls: Tls,
 }
 
-/// Where the token for checks is, for a command that needs it.
+/// Where the example commands find the token for checks.
 enum Token {
     None,
     File(PathBuf),
-    /// In the environment, or on the command line, which is not repeated here.
+    /// In the environment, or on the command line, which is not repeated in the output.
     Variable,
 }
 
 enum Tls {
     Off,
     On,
-    /// Clients must have a certificate of this authority.
+    /// Clients need a certificate of this authority.
     WithClients(PathBuf),
 }
 
 impl Greeting {
-    /// A greeting of a server with this configuration, read from `file`; `has_token` if an option
-    /// or a variable brings the token.
+    /// The greeting of a server with this configuration, read from `file`; `has_token` if an option
+    /// or a variable has the token.
     pub(super) fn new(config: &Config, file: Option<&Path>, has_token: bool) -> Self {
         let names = |rule: &std::sync::Arc<Rule>| -> Vec<String> {
             let conditions = rule.when.iter().map(|condition| condition.attribute.to_string());
@@ -79,7 +79,7 @@ impl Greeting {
         }
     }
 
-    /// The same with these rules from `--limit`.
+    /// Adds the rules of `--limit`.
     pub(super) fn with_rules_of_options(mut self, config: &Config, rules: &[Rule]) -> Self {
         self.rules_of_options = rules.len();
         self.warnings += config.warnings_of_options(rules).len();
@@ -139,7 +139,9 @@ impl Greeting {
         let descriptor = {
             let domains = running.engine().domains();
             let name = domains.names().first().map(ToString::to_string);
-            name.and_then(|name| domains.example(&name).map(|entries| asking(&name, &entries)))
+            name.and_then(|name| {
+                domains.example(&name).map(|entries| envoy_request(&name, &entries))
+            })
         };
         if let Some(at) = running.http {
             let (token, url) = (self.header(), format!("{scheme}://{}", reached(at)));
@@ -159,8 +161,8 @@ impl Greeting {
                 Tls::On => "-insecure",
                 Tls::WithClients(_) => "-insecure -cert CERT -key KEY",
             };
-            let request =
-                descriptor.unwrap_or_else(|| asking("edge", &[(&*self.attribute, self.value())]));
+            let request = descriptor
+                .unwrap_or_else(|| envoy_request("edge", &[(&*self.attribute, self.value())]));
             let (token, to) = (self.header(), reached(at));
             writeln!(
                 out,
@@ -174,7 +176,7 @@ impl Greeting {
                 Tls::On => " --tls --insecure",
                 Tls::WithClients(_) => " --tls --insecure --cert CERT --key KEY",
             };
-            // Not as an option, which every list of processes would show.
+            // Not as an option, which process lists would show.
             let token = self
                 .token_in_shell()
                 .map_or(String::new(), |token| format!("REDISCLI_AUTH=\"{token}\" "));
@@ -225,7 +227,7 @@ impl Greeting {
         text
     }
 
-    /// What a value of the attribute may look like.
+    /// An example value of the attribute.
     fn value(&self) -> &'static str {
         match self.attribute.as_str() {
             "ip" => "192.0.2.7",
@@ -235,7 +237,7 @@ impl Greeting {
         }
     }
 
-    /// The token as a shell finds it.
+    /// The token as a shell expression.
     fn token_in_shell(&self) -> Option<String> {
         match &self.token {
             Token::None => None,
@@ -258,14 +260,15 @@ impl Greeting {
     }
 }
 
-/// A request in Envoy's words about one descriptor.
-fn asking(domain: &str, entries: &[(&str, &str)]) -> String {
+/// A request about one descriptor, in Envoy's format.
+fn envoy_request(domain: &str, entries: &[(&str, &str)]) -> String {
     let entries: Vec<_> =
         entries.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
     format!("{{\"domain\":{},\"descriptors\":{}}}", json!(domain), json!([{ "entries": entries }]))
 }
 
-/// Where a command on this machine reaches a listener: one on all addresses by a loopback address.
+/// The address at which a command on this machine reaches a listener; loopback for a listener on
+/// all addresses.
 fn reached(at: SocketAddr) -> SocketAddr {
     let ip = match at.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -275,7 +278,7 @@ fn reached(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, at.port())
 }
 
-/// A word as a shell takes it within double quotes and `$( )`.
+/// Quotes a word for a shell, within double quotes and `$( )`.
 fn in_shell(word: &str) -> Cow<'_, str> {
     let plain = |char: char| char.is_ascii_alphanumeric() || "/._-+:@%,".contains(char);
     if !word.is_empty() && word.chars().all(plain) {
@@ -289,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_on_all_addresses_is_reached_on_this_machine() {
+    fn a_listener_on_all_addresses_is_reached_over_loopback() {
         for (at, expected) in [
             ("0.0.0.0:8080", "127.0.0.1:8080"),
             ("[::]:8080", "[::1]:8080"),
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_quoted_where_a_shell_would_cut_them() {
+    fn words_are_quoted_where_a_shell_would_split_them() {
         assert_eq!(in_shell("/run/token"), "/run/token");
         assert_eq!(in_shell("/run/my token"), "'/run/my token'");
         assert_eq!(in_shell("it's"), r"'it'\''s'");

@@ -6,10 +6,10 @@ use anyhow::Result;
 use tidegate_core::{Algorithm, Charge, Limit, Op, Record, Timestamp, decide};
 
 use super::{Outcome, json_string};
-use crate::args::Explain;
+use crate::args;
 use crate::output::{self, Paint, grouped, human, units, wrapped};
 
-pub(crate) fn run(args: &Explain) -> Result<Outcome> {
+pub(crate) fn run(args: &args::Limits) -> Result<Outcome> {
     let facts: Vec<Facts> = args.limit.limits.iter().map(Facts::of).collect();
     let mut out = output::stdout();
     if args.json {
@@ -21,13 +21,13 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     Ok(Outcome::Yes)
 }
 
-/// What there is to know about one limit.
+/// The properties of one limit.
 struct Facts {
     limit: Limit,
     explanation: String,
-    /// After everything was taken at once: how long until anything is back, and until everything
-    /// is.
+    /// After the full capacity is taken: how long until any unit is back.
     next_after_us: u64,
+    /// After the full capacity is taken: how long until all units are back.
     full_after_us: u64,
 }
 
@@ -61,19 +61,19 @@ fn explain(limit: &Limit, full_after_us: u64) -> String {
         ),
         Algorithm::Window(window) if window.from_first_hit => format!(
             "At most {amount} in a window of {period} that begins with the first request after the last window ended. Then \
-             everything is available again at once.",
+             all of it is available again.",
         ),
         Algorithm::Window(_) => format!(
             "At most {amount} in each window of {period}, counted by the clock from the Unix epoch. When a window ends, \
-             everything is available again at once.",
+             all of it is available again.",
         ),
         Algorithm::Sliding(sliding) => {
             let (step, when) =
                 (human(sliding.step), if sliding.lenient { "early" } else { "late" });
             let span = if sliding.lenient { "in about" } else { "in any span of" };
             format!(
-                "At most {amount} {span} {period}, counted in steps of {step}. What was taken in a step is available again all \
-                 at once, up to one step {when}.",
+                "At most {amount} {span} {period}, counted in steps of {step}. What was taken in a step is available again \
+                 together, up to one step {when}.",
             )
         }
         Algorithm::Estimate(_) => format!(
@@ -84,7 +84,7 @@ fn explain(limit: &Limit, full_after_us: u64) -> String {
             "At most {amount} in any span of {period}, exactly: every request is kept with its time and counts for {period}.",
         ),
         Algorithm::Concurrent(_) => format!(
-            "At most {amount} at once: a request holds its units until it releases them, or for {period} if it never does.",
+            "At most {amount} in flight: a request holds its units until it releases them, or for {period} if it never does.",
         ),
     };
     if limit.counts_rejected() {
@@ -101,7 +101,7 @@ fn every(period: &str) -> &str {
     WORDS.iter().find(|(short, _)| *short == period).map_or(period, |(_, word)| word)
 }
 
-/// Why the worst case is what it is.
+/// Explains the worst case.
 fn why(limit: &Limit) -> &'static str {
     let worst = limit.worst_case();
     match limit.algorithm() {
@@ -110,10 +110,9 @@ fn why(limit: &Limit) -> &'static str {
             "the end of one window and the beginning of the next"
         }
         Algorithm::Sliding(_) if worst > limit.capacity() => {
-            "a step is forgotten while others of its period are still to come"
+            "a step is dropped while others of its period are still to come"
         }
         Algorithm::Estimate(_) => "late in one window, and late in the next",
-        Algorithm::Concurrent(_) => "never more in flight",
         _ => "never more",
     }
 }
@@ -140,9 +139,9 @@ fn sentences(out: &mut dyn Write, facts: &[Facts]) -> io::Result<()> {
         let mut row = |name: &str, value: String| {
             writeln!(out, "  {} {value}", paint.faint(format!("{name:12}")))
         };
-        row("capacity", format!("{} at once", units(limit.capacity())))?;
+        row("capacity", units(limit.capacity()))?;
         let within = match limit.algorithm() {
-            Algorithm::Concurrent(_) => "at once".to_owned(),
+            Algorithm::Concurrent(_) => "in flight".to_owned(),
             algorithm => format!("within {}", human(algorithm.period_us())),
         };
         row("worst case", format!("{} {within}: {}", units(limit.worst_case()), why(limit)))?;

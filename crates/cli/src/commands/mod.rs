@@ -1,7 +1,7 @@
-//! One file for each thing the command can do.
+//! The commands, one file each.
 
-mod ask;
 mod check;
+mod client;
 mod doctor;
 mod explain;
 mod greeting;
@@ -28,9 +28,9 @@ pub(crate) enum Outcome {
     Yes,
     /// Denied, or not as expected, or with problems.
     No,
-    /// What was given cannot be used, and that was printed.
+    /// The input is invalid, and the findings were printed.
     Wrong,
-    /// Not known.
+    /// Not known, because the state is elsewhere.
     Unknown,
 }
 
@@ -45,7 +45,7 @@ impl Outcome {
     }
 }
 
-/// Runs what was asked for.
+/// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     match args.command {
         Command::Check(args) => check::run(&args),
@@ -72,8 +72,8 @@ fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Writes the numbers of a verdict as JSON members, in the order every JSON answer has them.
-/// Written by hand, because it is written millions of times.
+/// Writes the numbers of a verdict as JSON members, in the order of every JSON output. Written by
+/// hand, because a simulation writes millions of them.
 fn write_numbers(out: &mut dyn Write, allowed: bool, verdict: &Verdict) -> std::io::Result<()> {
     write!(
         out,

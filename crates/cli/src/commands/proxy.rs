@@ -1,4 +1,4 @@
-//! `tidegate proxy`: limits in front of a web service, until told to stop.
+//! `tidegate proxy`: limits in front of a web service, until a signal.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,7 +13,7 @@ use tidegate_server::rules::Rule;
 
 use super::Outcome;
 use super::greeting::Greeting;
-use super::serve::{standard_input, until_told};
+use super::serve::{run_until_signal, standard_input};
 use crate::args;
 use crate::output;
 
@@ -42,10 +42,14 @@ pub(super) fn run(mut args: args::Proxy) -> Result<Outcome> {
         .with_rules_of_options(&config, &more_rules);
     let overlay =
         Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
-    until_told(config, Options { rules_file, overlay, more_rules, ..Options::default() }, greeting)
+    run_until_signal(
+        config,
+        Options { rules_file, overlay, more_rules, ..Options::default() },
+        greeting,
+    )
 }
 
-/// Rules of the command line, each with a name of its own.
+/// Gives each rule of the command line a unique name.
 fn named(mut limits: Vec<Rule>, config: &Config) -> Vec<Rule> {
     let mut taken: Vec<Arc<str>> = config.rules.iter().map(|rule| Arc::clone(&rule.name)).collect();
     for rule in &mut limits {
@@ -60,7 +64,7 @@ fn named(mut limits: Vec<Rule>, config: &Config) -> Vec<Rule> {
     limits
 }
 
-/// Options override the file. Only the proxy listens, and the admin listener if it is asked for.
+/// Options override the file. Only the proxy listens, and the admin listener if it is configured.
 fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
     match (&args.upstream, &mut config.proxy) {
         (Some(upstream), Some(proxy)) => proxy.upstream = upstream.clone(),

@@ -1,4 +1,4 @@
-//! `tidegate validate`: a rules file, before it is used.
+//! `tidegate validate`: checks a configuration before it is used.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use super::Outcome;
 use crate::args;
 use crate::output::{self, counted};
 
-/// Prints what is wrong with a file, and how much of it there is.
+/// Prints the findings for a file, and a summary.
 pub(super) fn validate(args: &args::Validate) -> Result<Outcome> {
     let (what, findings) = match found(args)? {
         Ok(found) => found,
@@ -41,7 +41,7 @@ pub(super) fn validate(args: &args::Validate) -> Result<Outcome> {
     Ok(if errors == 0 { Outcome::Yes } else { Outcome::Wrong })
 }
 
-/// How much there is in a file or folder, and what is wrong with it.
+/// Describes the contents of a file or folder, and finds its mistakes.
 fn found(args: &args::Validate) -> Result<Result<(String, Vec<Finding>), ConfigError>> {
     if args.file.is_dir() {
         return Ok(Domains::load(&args.file).map(|domains| {

@@ -1,4 +1,4 @@
-//! `tidegate serve`: open listeners until told to stop.
+//! `tidegate serve`: runs the listeners until a signal.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use super::greeting::Greeting;
 use crate::args;
 use crate::output;
 
-/// How long the start waits for its log to be written, before it prints that it is ready.
+/// How long to wait for the log of the start, before `ready` is printed.
 const LOG_FLUSH: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: args::Serve) -> Result<Outcome> {
@@ -26,7 +26,7 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
             Config::parse(&standard_input()?, "standard input")?
         }
         Some(file) => Config::load(file)?,
-        // Whoever brings domains wants those, and no rules to try.
+        // A user with Envoy domains wants those, and no example rules.
         None if args.envoy_config.is_some() => Config::without_file(),
         None => Config::parse(BUILT_IN, "the built-in rules")?,
     };
@@ -40,15 +40,15 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
     let overlay =
         Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
     let tokens_in_arguments = tokens_in(std::env::args_os());
-    until_told(
+    run_until_signal(
         config,
         Options { rules_file, overlay, auth, tokens_in_arguments, ..Options::default() },
         greeting,
     )
 }
 
-/// The options among these arguments that have a token as their value. A token from the environment
-/// is not one of them.
+/// The options among these arguments that pass a token as their value. A token from the environment
+/// does not count.
 fn tokens_in(arguments: impl Iterator<Item = OsString>) -> Vec<&'static str> {
     let given: Vec<OsString> = arguments.collect();
     let has = |option: &str| {
@@ -62,11 +62,15 @@ fn tokens_in(arguments: impl Iterator<Item = OsString>) -> Vec<&'static str> {
 }
 
 /// Starts the server, and stops it on a signal.
-pub(super) fn until_told(config: Config, options: Options, greeting: Greeting) -> Result<Outcome> {
+pub(super) fn run_until_signal(
+    config: Config,
+    options: Options,
+    greeting: Greeting,
+) -> Result<Outcome> {
     raise_files();
     let runtime = config.threads.runtime().context("could not start a runtime")?;
     let outcome = runtime.block_on(async {
-        // Before anything is said, so that whoever reads it can already stop us.
+        // Before any output, so that a process that reads it can send a signal.
         let (mut term, mut int) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let running = start(config, options).await?;
@@ -81,7 +85,7 @@ pub(super) fn until_told(config: Config, options: Options, greeting: Greeting) -
         }
         anyhow::Ok(if running.stop().await { Outcome::Yes } else { Outcome::No })
     });
-    // Whoever still talks was given the time there is.
+    // The grace period for open connections is over.
     runtime.shutdown_background();
     outcome
 }
@@ -120,7 +124,7 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
     config.log.show_keys |= args.show_keys;
     config.insecure |= args.insecure;
     config.is_given_token |= args.token.is_some();
-    // A token that is said outright stands in place of one in a file.
+    // A token given as a value replaces one in a file.
     let tokens = &mut config.tokens;
     for (word, file, own) in [
         (&args.token, &args.token_file, &mut tokens.checks),
@@ -168,8 +172,7 @@ pub(super) fn standard_input() -> Result<String> {
     Ok(text)
 }
 
-/// Every connection is a file. As many as the system lets us have; if it does not, fewer
-/// connections are taken.
+/// Raises the limit of open files as far as allowed, because each connection is one.
 fn raise_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

@@ -1,5 +1,4 @@
-//! The store that `--store` names, if it is not in this process; and what to do when it has no
-//! answer.
+//! The store that `--store` names, if it is a server, and the advice when it does not answer.
 
 use std::time::Duration;
 
@@ -10,22 +9,22 @@ use tokio::runtime::Runtime;
 
 use crate::args::StoreUrl;
 
-/// How long a call may take. Somebody waits at a terminal, and nothing else waits for them.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout of a call. A person waits at a terminal, so it can be long.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long connecting may take; less, so that it is known what was waited for.
+/// The timeout for connecting; shorter, so that the error can tell the two apart.
 const CONNECTING: Duration = Duration::from_secs(3);
 
 /// A store on a server.
 pub(super) struct Remote {
     pub(super) redis: Redis,
-    /// Where it is, without credentials.
+    /// The URL without credentials.
     pub(super) shown: String,
     pub(super) runtime: Runtime,
 }
 
 impl Remote {
-    /// `None` for `memory`. Connects when it is used first.
+    /// Opens the store; `None` for `memory`. It connects on first use.
     pub(super) fn open(
         url: &StoreUrl,
         set: impl FnOnce(RedisBuilder) -> RedisBuilder,
@@ -35,16 +34,16 @@ impl Remote {
         }
         if url.0.starts_with("http://") || url.0.starts_with("https://") {
             bail!(
-                "--store: a Redis or Valkey is redis://HOST:PORT; a Tidegate server is asked with --server URL"
+                "--store: a Redis or Valkey is redis://HOST:PORT; a Tidegate server is given with --server URL"
             );
         }
         let url: RedisUrl = url.0.parse().context("--store")?;
         let shown = url.to_string();
-        // A thread of its own, so that something happens while this one reads and writes files.
+        // A separate thread, so that calls progress while this one reads and writes files.
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.context("could not start a runtime")?;
-        let builder = set(Redis::builder(url).timeout(PATIENCE).connect_timeout(CONNECTING));
+        let builder = set(Redis::builder(url).timeout(TIMEOUT).connect_timeout(CONNECTING));
         let redis = {
             let _inside = runtime.enter();
             builder.build().context("--store")?
@@ -56,13 +55,13 @@ impl Remote {
         self.runtime.block_on(future)
     }
 
-    /// Connects to all servers, or says why not.
+    /// Connects to all servers.
     pub(super) fn prepare(&self) -> Result<()> {
         self.run(self.redis.prepare()).map_err(|failure| no_server(&self.shown, &failure))
     }
 }
 
-/// The lack of an answer, with what to do about it.
+/// A store error, with advice.
 pub(super) fn explained(error: StoreError) -> anyhow::Error {
     let failure = match &error {
         StoreError::Unavailable(cause) => cause.downcast_ref::<NoAnswer>().map(NoAnswer::failure),
@@ -74,7 +73,7 @@ pub(super) fn explained(error: StoreError) -> anyhow::Error {
     }
 }
 
-/// Why a server cannot be used, with what to do about it.
+/// Why a server cannot be used, with advice.
 pub(super) fn no_server(shown: &str, failure: &Failure) -> anyhow::Error {
     match failure.advice() {
         "" => anyhow!("{shown}: {failure}"),

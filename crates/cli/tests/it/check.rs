@@ -20,14 +20,14 @@ fn a_denied_request_exits_with_1_and_says_why() {
     assert_snapshot!(shown(&["check", "user:7", "--limit", "10/s; 120/m", "--cost", "11"], ""), @"
     exit 1
     --- stdout
-    denied: user:7 asked for 11 units; nothing was taken
+    denied: user:7 requested 11 units; nothing was taken
       10/s   10 of 10 left, can never pass: it costs more than the limit holds  <- this one binds
       120/m  120 of 120 left
     ");
 }
 
 #[test]
-fn every_operation_is_told_in_a_sentence() {
+fn every_operation_is_reported_in_a_sentence() {
     let told: String = ["check", "PEEK", "take", "debit", "refund", "reset"]
         .map(|op| {
             shown(
@@ -39,15 +39,15 @@ fn every_operation_is_told_in_a_sentence() {
     assert_snapshot!(told, @"
     exit 1
     --- stdout
-    denied: user:7 asked for 20 units; nothing was taken
+    denied: user:7 requested 20 units; nothing was taken
       30/m burst 15  15 of 15 left, can never pass: it costs more than the limit holds
     exit 1
     --- stdout
-    denied: user:7 asked for 20 units; nothing was taken
+    denied: user:7 requested 20 units; nothing was taken
       30/m burst 15  15 of 15 left, can never pass: it costs more than the limit holds
     exit 0
     --- stdout
-    allowed: user:7 asked for 20 units and took 15 units
+    allowed: user:7 requested 20 units and took 15 units
       30/m burst 15  0 of 15 left, full again in 30 s
     exit 0
     --- stdout
@@ -55,11 +55,11 @@ fn every_operation_is_told_in_a_sentence() {
       30/m burst 15  0 of 15 left, full again in 40 s
     exit 0
     --- stdout
-    allowed: user:7 was given back 0 units of 20 units
+    allowed: 0 units of 20 units were returned to user:7
       30/m burst 15  15 of 15 left
     exit 0
     --- stdout
-    allowed: everything user:7 had used is forgotten
+    allowed: the state of user:7 was deleted
       30/m burst 15  15 of 15 left
     ");
 }

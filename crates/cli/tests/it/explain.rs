@@ -163,7 +163,7 @@ fn a_store_in_memory_is_inside_the_server_and_nothing_is_said_about_it() {
     );
     assert_eq!(code, 3);
     assert!(
-        notes.contains("state in memory, which is inside the server: --server http://HOST:PORT"),
+        notes.contains("is inside the server: use --server http://HOST:PORT to see the state"),
         "{notes}"
     );
     // A rule that denies, denies whatever is used.

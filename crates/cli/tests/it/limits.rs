@@ -13,7 +13,7 @@ fn a_limit_is_explained() {
       A bucket that holds 15 units and regrows 30 every minute, evenly. A request passes if its
       cost is there; an empty bucket is full again after 30 s.
 
-      capacity     15 units at once
+      capacity     15 units
       worst case   44 units within 1 min: a full burst, and what regrows before the period is over
       emptied      something is back after 2 s, everything after 30 s
       debt         debits may go 15 units below empty
@@ -31,9 +31,9 @@ fn several_limits_are_explained_together() {
 
     10/s window
       At most 10 in each window of 1 s, counted by the clock from the Unix epoch. When a window
-      ends, everything is available again at once.
+      ends, all of it is available again.
 
-      capacity     10 units at once
+      capacity     10 units
       worst case   20 units within 1 s: the end of one window and the beginning of the next
       emptied      something is back after 1 s, everything after 1 s
       debt         debits may go 10 units below empty
@@ -41,27 +41,27 @@ fn several_limits_are_explained_together() {
 
     240/h sliding step 1m
       At most 240 in any span of 1 h, counted in steps of 1 min. What was taken in a step is
-      available again all at once, up to one step late.
+      available again together, up to one step late.
 
-      capacity     240 units at once
+      capacity     240 units
       worst case   240 units within 1 h: never more
       emptied      something is back after 1 h 59.999999 s, everything after 1 h 59.999999 s
       debt         debits may go 240 units below empty
       clock        judged to the microsecond
 
     20 concurrent ttl 30s
-      At most 20 at once: a request holds its units until it releases them, or for 30 s if it
+      At most 20 in flight: a request holds its units until it releases them, or for 30 s if it
       never does.
 
-      capacity     20 units at once
-      worst case   20 units at once: never more in flight
+      capacity     20 units
+      worst case   20 units in flight: never more
       emptied      something is back after 30 s, everything after 30 s
       clock        judged to the microsecond
     ");
 }
 
 #[test]
-fn a_coarse_clock_is_told() {
+fn a_coarse_clock_is_shown() {
     let text = stdout(&["limits", "999983/day burst 10000000000"], "");
     assert!(text.contains("judged in ticks of 1 s"), "{text}");
 }

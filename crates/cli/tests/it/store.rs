@@ -42,22 +42,22 @@ fn a_second_check_finds_less_left() {
     assert_snapshot!(told, @"
     exit 0
     --- stdout
-    allowed: user:7 asked for 1 unit and took 1 unit
+    allowed: user:7 requested 1 unit and took 1 unit
       3/d window from first hit  2 of 3 left
       decided by redis://127.0.0.1:PORT
     exit 0
     --- stdout
-    allowed: user:7 asked for 9 units and took 2 units
+    allowed: user:7 requested 9 units and took 2 units
       3/d window from first hit  0 of 3 left
       decided by redis://127.0.0.1:PORT
     exit 1
     --- stdout
-    denied: user:7 asked for 1 unit; nothing was taken
+    denied: user:7 requested 1 unit; nothing was taken
       3/d window from first hit  0 of 3 left
       decided by redis://127.0.0.1:PORT
     exit 0
     --- stdout
-    allowed: user:7 asked for 1 unit and took 1 unit
+    allowed: user:7 requested 1 unit and took 1 unit
       3/d window from first hit  2 of 3 left
       decided by redis://127.0.0.1:PORT
     ");
@@ -279,15 +279,15 @@ fn an_interrupted_simulation_leaves_nothing_behind() {
         assert_eq!(interrupt(&server, signal), Some(130));
         assert_eq!(server.command(&["DBSIZE"]).int(), 0);
     }
-    // Killed, it cannot clean up; but everything ends by itself.
+    // A killed process cannot clean up, but the keys expire by themselves.
     assert_eq!(interrupt(&server, "-KILL"), None);
     assert!(server.command(&["DBSIZE"]).int() > 0);
     assert_eq!(server.keys_without_ttl(""), Vec::<String>::new());
 }
 
-/// A user who may not remove keys is told; the result stands.
+/// A user without the right to remove keys gets a note; the result is valid.
 #[test]
-fn what_cannot_be_cleaned_up_is_told() {
+fn a_failed_cleanup_is_reported() {
     let server = Server::start(Flavor::Redis7);
     server.command(&["ACL", "SETUSER", "weak", "on", ">pw", "~*", "+@all", "-scan"]);
     let url = server.url().replace("://", "://weak:pw@");

@@ -1,9 +1,9 @@
-//! One of the limits that are compared, with a state of its own for every key.
+//! One of the compared limits, with its own state for every key.
 //!
-//! It calls the core directly rather than a store: a store may forget a key that has become idle,
-//! which nobody can observe unless time goes back, and in a trace it may. Here a record is kept as
-//! it is, and the same trace always has the same answer. With `--store` somebody else decides
-//! ([`super::remote`]), and it only watches.
+//! It calls the core instead of a store. A store may drop an idle key, which is visible only if
+//! time goes backwards, and in a trace it may. Here records are kept unchanged, so a trace always
+//! has the same answers. With `--store` a server decides ([`super::remote`]), and the contender
+//! only records the decisions.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,5 +1,5 @@
-//! Traffic that is made up. The same arguments give the same trace on every machine, because there
-//! are only integers.
+//! Generated traffic. The same arguments give the same trace on every machine, because the
+//! arithmetic uses integers only.
 
 use tidegate_core::Op;
 use tidegate_trace::Micros;

@@ -1,5 +1,4 @@
-//! One JSON object for each request and limit: request by request, and for each request limit by
-//! limit.
+//! One JSON object for each request and limit, ordered by request, then by limit.
 
 use std::io::{self, Write};
 

@@ -1,10 +1,8 @@
-//! `tidegate simulate`: a trace goes through several limits, and everybody sees what each would
-//! have done.
+//! `tidegate simulate`: runs a trace through several limits and shows what each would have done.
 //!
-//! A straight line, one request at a time: [`source`] says what is asked, each [`Contender`]
-//! decides it with a state of its own, and a [`Report`] writes it down. Nothing keeps the trace, so
-//! it may be longer than memory. With `--store` requests go to a server, some hundred at a time,
-//! and everything else is the same: [`remote`].
+//! One request at a time: [`source`] supplies it, each [`Contender`] decides it with its own state,
+//! and a [`Report`] records the answer. The trace is never kept, so it may be longer than memory.
+//! With `--store` a server decides, some hundred requests at a time: [`remote`].
 
 mod contender;
 mod generate;
@@ -38,7 +36,7 @@ use crate::output::{self, Paint};
 /// One request of a trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Event {
-    /// Which line or which one of the made-up requests it is, from 1.
+    /// The line of the trace, or the number of the generated request, from 1.
     number: u64,
     at_us: u64,
     key: String,
@@ -48,16 +46,16 @@ struct Event {
 }
 
 impl Event {
-    /// Whether it asks to take something; the rest is looking, giving back and forgetting.
+    /// Whether it requests units, unlike a peek, a refund or a reset.
     fn is_offer(&self) -> bool {
         self.cost > 0 && matches!(self.op, Op::Check | Op::Take | Op::Debit)
     }
 }
 
-/// What the whole trace is.
+/// What the result says about the trace.
 struct Scene {
     title: String,
-    /// When it ends, if that was said beforehand.
+    /// The end of the trace, if it is known in advance.
     end_us: Option<u64>,
 }
 
@@ -88,18 +86,19 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
     let mut contenders: Vec<Contender> =
         limits.into_iter().map(|limit| Contender::new(limit, report.observes())).collect();
     let mut progress = Progress::new(&source, report.covers_terminal());
-    let mut told = Told { report: &mut report, verifier: &mut verifier };
+    let mut answers = Answers { report: &mut report, verifier: &mut verifier };
     let fed = match &elsewhere {
-        None => feed(&mut source, &mut contenders, &mut told, &mut progress),
-        Some(elsewhere) => elsewhere.feed(&mut source, &mut contenders, &mut told, &mut progress),
+        None => feed(&mut source, &mut contenders, &mut answers, &mut progress),
+        Some(elsewhere) => {
+            elsewhere.feed(&mut source, &mut contenders, &mut answers, &mut progress)
+        }
     };
     progress.finish();
     if let Some(elsewhere) = elsewhere {
         elsewhere.clean_up();
     }
     match fed {
-        // What was answered before the error stays valid and is shown; a summary of half a trace is
-        // not.
+        // Answers before the error are valid and shown; a summary of half a trace is not.
         Err(error) => {
             report.flush()?;
             return Err(error);
@@ -117,7 +116,7 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
 fn feed(
     source: &mut Source,
     contenders: &mut [Contender],
-    told: &mut Told<'_>,
+    answers: &mut Answers<'_>,
     progress: &mut Progress,
 ) -> Result<u64> {
     let mut events = 0;
@@ -125,21 +124,21 @@ fn feed(
         events += 1;
         for (index, contender) in contenders.iter_mut().enumerate() {
             let decision = contender.decide(event);
-            told.answer(index, event, contender, &decision)?;
+            answers.add(index, event, contender, &decision)?;
         }
         progress.advance(source);
     }
     Ok(events)
 }
 
-/// Who is told every answer.
-struct Told<'a> {
+/// The receivers of every answer.
+struct Answers<'a> {
     report: &'a mut Report,
     verifier: &'a mut Option<Verifier>,
 }
 
-impl Told<'_> {
-    fn answer(
+impl Answers<'_> {
+    fn add(
         &mut self,
         index: usize,
         event: &Event,
@@ -154,13 +153,13 @@ impl Told<'_> {
     }
 }
 
-/// Where the answers go.
+/// The output of a simulation.
 enum Report {
-    /// Nowhere: only the verdict of `--verify` counts.
-    Silent,
-    /// Out, one by one.
+    /// None: only the result of `--verify` is shown.
+    None,
+    /// Written one by one.
     Jsonl { writer: jsonl::Writer, stdout: bool },
-    /// Into sums, to be shown at the end.
+    /// Added up, and shown at the end.
     Summary { format: Format, out: Option<std::path::PathBuf>, summaries: Vec<Summary> },
 }
 
@@ -171,7 +170,7 @@ impl Report {
         limits: &[LimitText],
     ) -> Result<Self> {
         Ok(match format {
-            None => Report::Silent,
+            None => Report::None,
             Some(Format::Jsonl) => Report::Jsonl {
                 writer: jsonl::Writer::new(open(out)?, limits),
                 stdout: out.is_none(),
@@ -183,21 +182,21 @@ impl Report {
         })
     }
 
-    /// Whether contenders must watch how much they let through.
+    /// Whether contenders must track how much they allow.
     fn observes(&self) -> bool {
         matches!(self, Report::Summary { .. })
     }
 
-    /// Whether it fills the terminal, where a progress bar would only disturb.
+    /// Whether it writes to the terminal, where a progress bar would interfere.
     fn covers_terminal(&self) -> bool {
         matches!(self, Report::Jsonl { stdout: true, .. })
             && io::IsTerminal::is_terminal(&io::stdout())
     }
 
-    /// Whether standard output is taken.
+    /// Whether it writes to standard output.
     fn uses_stdout(&self) -> bool {
         match self {
-            Report::Silent => false,
+            Report::None => false,
             Report::Jsonl { stdout, .. } => *stdout,
             Report::Summary { out, .. } => out.is_none(),
         }
@@ -205,7 +204,7 @@ impl Report {
 
     fn answer(&mut self, index: usize, event: &Event, decision: &Decision) -> Result<()> {
         match self {
-            Report::Silent => {}
+            Report::None => {}
             Report::Jsonl { writer, .. } => {
                 writer.write(index, event, decision).context(WRITING)?
             }

@@ -1,4 +1,4 @@
-//! A progress bar, if there is somebody to see it and something to wait for.
+//! A progress bar, for long traces on a terminal.
 
 use std::io::{self, IsTerminal};
 
@@ -15,7 +15,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// `hidden` if something else fills the terminal.
+    /// `hidden` if other output fills the terminal.
     pub(super) fn new(source: &Source, hidden: bool) -> Self {
         let length = source.length().filter(|_| io::stderr().is_terminal() && !hidden);
         let bar = length.map(|length| {
@@ -28,7 +28,7 @@ impl Progress {
         Progress { bar, requests: 0 }
     }
 
-    /// One more request is done.
+    /// Counts one more request.
     pub(super) fn advance(&mut self, source: &Source) {
         self.requests += 1;
         if let Some(bar) = &self.bar

@@ -1,9 +1,9 @@
-//! A simulation that is decided on a server: the same requests, the trace's own time, and keys that
-//! nobody else has.
+//! A simulation decided by a server: the same requests, at the time of the trace, in a namespace of
+//! their own.
 //!
-//! Some hundred requests are under way at a time. They are sent in the order of the trace over one
-//! connection, and a server answers what comes over one connection in that order, so it decides as
-//! if it were asked one by one.
+//! Some hundred requests are in flight at a time. They are sent in the order of the trace over one
+//! connection, and a server executes the commands of a connection in order, so the decisions are
+//! those of one request at a time.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -22,24 +22,24 @@ use tokio::time::timeout;
 use super::contender::Contender;
 use super::progress::Progress;
 use super::source::Source;
-use super::{Event, Told};
+use super::{Answers, Event};
 use crate::args::StoreUrl;
 use crate::commands::store::{self, Remote};
 
-/// How many decisions are under way at a time.
-const AT_ONCE: usize = 1024;
-/// How long cleaning up may take. What is left then ends by itself.
-const CLEANING: Duration = Duration::from_secs(20);
-/// What lies so far ahead of the time of a request was not written by a sane clock, to the script.
+/// The most decisions in flight.
+const MAX_IN_FLIGHT: usize = 1024;
+/// The timeout of the cleanup. Keys that are left expire by themselves.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
+/// The script takes state this far ahead of the time of a request for the work of a broken clock.
 const HOUR_US: u64 = 3_600_000_000;
 
 pub(super) struct Elsewhere {
     remote: Remote,
     clock: ManualClock,
-    /// What was counted when the first request was sent.
+    /// The counters when the first request was sent.
     before: RedisStats,
-    /// Held while requests are under way. Whoever interrupts waits for it, lest something is
-    /// written after all was removed.
+    /// Held while requests are in flight. The cleanup after an interrupt waits for it, so that no
+    /// request writes a key after the cleanup.
     under_way: Arc<Mutex<()>>,
 }
 
@@ -49,12 +49,12 @@ impl Elsewhere {
         let clock = ManualClock::new();
         let random = RandomState::new().hash_one(std::process::id());
         let namespace = format!("sim-{:08x}", random & 0xffff_ffff);
-        // Nothing is lost in between, so there is nothing to remember.
+        // The witness is for lost state, which a simulation does not have.
         let settings = |builder: tidegate::redis::RedisBuilder| {
             builder.namespace(&namespace).clock(clock.clone()).witness_keys(0)
         };
         let Some(remote) = Remote::open(url, settings)? else { return Ok(None) };
-        // So that nobody has to wait for the script, and be overtaken.
+        // Loads the script first, so that no request waits for it and is overtaken.
         remote.prepare()?;
         eprintln!("note: decided by {}, in the namespace {namespace}", remote.shown);
         let before = remote.redis.stats();
@@ -70,11 +70,11 @@ impl Elsewhere {
         &self,
         source: &mut Source,
         contenders: &mut [Contender],
-        told: &mut Told<'_>,
+        answers: &mut Answers<'_>,
         progress: &mut Progress,
     ) -> Result<u64> {
         let names: Vec<String> = (0..contenders.len()).map(|index| index.to_string()).collect();
-        let events_at_once = (AT_ONCE / contenders.len().max(1)).max(1);
+        let events_at_once = (MAX_IN_FLIGHT / contenders.len().max(1)).max(1);
         let mut batch: Vec<Event> = Vec::with_capacity(events_at_once);
         let (mut events, mut latest_us, mut warned) = (0, 0, false);
         loop {
@@ -123,7 +123,7 @@ impl Elsewhere {
                         .map_err(store::explained)
                         .with_context(|| format!("request {}", event.number))?;
                     contender.observe(event, &decision);
-                    told.answer(index, event, contender, &decision)?;
+                    answers.add(index, event, contender, &decision)?;
                 }
             }
             self.check_order()?;
@@ -167,8 +167,8 @@ impl Elsewhere {
         })
     }
 
-    /// A call that was sent again may have been overtaken by the next one of its key. Then nobody
-    /// knows what the answers are worth.
+    /// Fails if a call was retried: the next call of its key may have overtaken it, and then the
+    /// answers are unreliable.
     fn check_order(&self) -> Result<()> {
         let (before, now) = (&self.before, self.remote.redis.stats());
         let again = |stats: &RedisStats| {
@@ -183,7 +183,7 @@ impl Elsewhere {
         Ok(())
     }
 
-    /// Removes what was written. If that fails it ends by itself.
+    /// Removes the keys. If that fails, they expire by themselves.
     pub(super) fn clean_up(self) {
         self.remote.run(async {
             let _under_way = self.under_way.lock().await;
@@ -193,32 +193,31 @@ impl Elsewhere {
 }
 
 async fn remove(redis: &Redis) {
-    let why = match timeout(CLEANING, redis.clear()).await {
+    let why = match timeout(CLEANUP_TIMEOUT, redis.clear()).await {
         Ok(Ok(_)) => return,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it took too long".into(),
     };
     eprintln!(
-        "note: the keys of the simulation could not be removed ({why}); they end by themselves, after an hour or when they are idle"
+        "note: the keys of the simulation could not be removed ({why}); they expire by themselves, after an hour or when they are idle"
     );
 }
 
-/// Waits for Ctrl-C, or a request to end, and leaves nothing behind. Whoever asks twice does not
-/// want to wait.
+/// Waits for Ctrl-C or SIGTERM, and removes the keys. A second signal skips the cleanup.
 async fn clean_up_when_interrupted(redis: Redis, under_way: Arc<Mutex<()>>) {
-    asked_to_end().await;
+    end_signal().await;
     let cleaned = async {
         let _under_way = under_way.lock().await;
         remove(&redis).await;
     };
     tokio::select! {
         () = cleaned => {}
-        () = asked_to_end() => {}
+        () = end_signal() => {}
     }
     crate::interrupted()
 }
 
-async fn asked_to_end() {
+async fn end_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};

@@ -68,7 +68,7 @@ impl Source {
         }
     }
 
-    /// How long it is, in bytes or requests; `None` if nobody knows or it is short.
+    /// The length in bytes or requests; `None` if it is unknown or short.
     pub(super) fn length(&self) -> Option<u64> {
         match self {
             Source::Trace(trace) => trace.bytes.filter(|bytes| *bytes >= LONG_BYTES),

@@ -30,7 +30,7 @@ const MOST_BARS: u64 = 120;
 const MOST_TICKS: u64 = 12;
 /// The most characters of a limit that fit beside its numbers.
 const LIMIT_CHARS: usize = 48;
-/// The most panels; who compares more sees the first ones, and is told.
+/// The most panels; of more limits, the first ones are drawn, with a note.
 const MOST_PANELS: usize = 24;
 
 const STYLE: &str = "\
@@ -255,7 +255,7 @@ impl Panel<'_> {
         );
         let at_least = if most.at_least { "at least " } else { "" };
         let within = match algorithm {
-            Algorithm::Concurrent(_) => "at once".into(),
+            Algorithm::Concurrent(_) => "in flight".into(),
             _ => format!("within {}", Micros(period_us)),
         };
         let text = format!("{at_least}{} {within}, limit {}", grouped(most.units), grouped(amount));
@@ -282,7 +282,7 @@ impl Panel<'_> {
                 algorithm.amount() as f64 * self.axis.bar_us as f64 / algorithm.period_us() as f64;
             let y = self.bottom() - self.scale.height(units);
             if y < self.top {
-                continue; // higher than anything that was asked for
+                continue; // above every bar
             }
             let _ = writeln!(svg, r#"<path class="pace" d="M{LEFT} {y:.1}h{PLOT_WIDTH}"/>"#);
             if (y - last).abs() >= 13.0 {

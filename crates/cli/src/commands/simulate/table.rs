@@ -86,7 +86,7 @@ fn most(window: &Window) -> String {
     let algorithm = window.limit.algorithm();
     let units = grouped(window.most.units);
     match algorithm {
-        Algorithm::Concurrent(_) => format!("{at_least}{units} at once"),
+        Algorithm::Concurrent(_) => format!("{at_least}{units} in flight"),
         _ => format!("{at_least}{units} in {}", Micros(algorithm.period_us())),
     }
 }

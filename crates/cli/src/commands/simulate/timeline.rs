@@ -35,7 +35,7 @@ impl AddAssign for Flow {
 pub(super) struct Timeline {
     slot_us: u64,
     slots: BTreeMap<u64, Flow>,
-    /// The first and the last moment at which anything was asked.
+    /// The times of the first and the last request.
     pub(super) span: Option<(u64, u64)>,
 }
 
@@ -127,7 +127,8 @@ impl Axis {
         } else if at_us > self.start_us {
             format!("+{}", Micros(at_us - self.start_us))
         } else if at_us.is_multiple_of(1_000_000) {
-            format!("{}s", at_us / 1_000_000) // a moment late in history reads better so than in minutes
+            // A time late in history is easier to read in seconds than in minutes.
+            format!("{}s", at_us / 1_000_000)
         } else {
             Micros(at_us).to_string()
         }

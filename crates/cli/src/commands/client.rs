@@ -1,4 +1,4 @@
-//! A question to a Tidegate server, through its HTTP listener.
+//! Sends requests to the HTTP listener of a Tidegate server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::args;
 
-/// How long it may take. Somebody waits at a terminal, and nothing else waits for them.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// More is no answer of a Tidegate.
+/// The timeout of a request. A person waits at a terminal, so it can be long.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest response; Tidegate sends less.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
-/// Where the server is.
+/// The address of the server.
 struct Server<'a> {
     tls: bool,
     host: &'a str,
@@ -53,14 +53,14 @@ impl<'a> Server<'a> {
         Ok(Server { tls, host, port })
     }
 
-    /// The name without the brackets of an IPv6 address.
+    /// The host name, or an IPv6 address without brackets.
     fn name(&self) -> &'a str {
         self.host.trim_start_matches('[').trim_end_matches(']')
     }
 }
 
-/// Asks the server at `url` what `args` say. `path` is the operation.
-pub(super) fn ask(url: &str, args: &args::Check, path: &str) -> Result<Decision> {
+/// Sends the check of `args` to the server at `url`. `path` is the operation.
+pub(super) fn check(url: &str, args: &args::Check, path: &str) -> Result<Decision> {
     let body = json!({"key": args.key, "limit": args.limit.text, "cost": args.cost}).to_string();
     let (status, body) = post(url, &args.server, path, "*/*", &body)?;
     if status != 200 && status != 429 {
@@ -74,7 +74,7 @@ pub(super) fn ask(url: &str, args: &args::Check, path: &str) -> Result<Decision>
 /// Posts JSON to the server at `url`; returns status and body.
 pub(super) fn post(
     url: &str,
-    at: &args::AtServer,
+    at: &args::ServerArgs,
     path: &str,
     accept: &str,
     body: &str,
@@ -90,7 +90,7 @@ pub(super) fn post(
         body.len(),
     );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let talk = async {
+    let exchanged = async {
         let stream = TcpStream::connect((server.name(), server.port)).await?;
         let Some(tls) = tls else { return exchange(stream, &request).await };
         let name = ServerName::try_from(server.name().to_owned()).context("its name")?;
@@ -104,9 +104,9 @@ pub(super) fn post(
         .await
     };
     let answer = runtime.context("could not start a runtime")?.block_on(async {
-        tokio::time::timeout(PATIENCE, talk)
+        tokio::time::timeout(TIMEOUT, exchanged)
             .await
-            .unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}")))
+            .unwrap_or_else(|_| Err(anyhow!("no answer within {TIMEOUT:?}")))
     });
     answer.map_err(|error| {
         let why = format!("{error:#}");
@@ -119,17 +119,17 @@ pub(super) fn post(
         } else if why.contains(", not for ") {
             "Write the host after --server as the certificate names it, or give the server a certificate for this host."
         } else if why.contains("certificate of the client") {
-            "This command has no certificate of its own: ask at a listener without --tls-client-ca, or use curl --cert FILE --key FILE."
+            "This command has no certificate of its own: use a listener without --tls-client-ca, or use curl --cert FILE --key FILE."
         } else if why.contains("TLS failed: ") {
             "`openssl s_client -connect HOST:PORT` shows its certificate and what it accepts."
         } else if why.contains("Redis or Valkey") {
-            "Name the HTTP address of `tidegate serve`, or ask the store itself with --store redis://HOST:PORT."
+            "Name the HTTP address of `tidegate serve`, or use the store directly with --store redis://HOST:PORT."
         } else if why.contains("without an answer") {
-            "Is it the HTTP address of `tidegate serve`? Ask a Redis or Valkey with --store redis://HOST:PORT, and a server that speaks TLS with https://."
+            "Is it the HTTP address of `tidegate serve`? Reach a Redis or Valkey with --store redis://HOST:PORT, and a server that speaks TLS with https://."
         } else if why.contains("not HTTP") || why.contains("reset by peer") {
             "Another program may listen there, or it speaks TLS: write https://."
         } else {
-            "Is it running there? `tidegate serve` starts one; HTTP is on 127.0.0.1:8080 unless it is set otherwise."
+            "Is it running there? `tidegate serve` starts one; HTTP is on 127.0.0.1:8080 by default."
         };
         anyhow!("{url}: {why}\n{advice}")
     })
@@ -145,7 +145,7 @@ pub(super) fn refusal(status: u16, body: &str) -> anyhow::Error {
     }
 }
 
-/// Sends a request and reads all of the answer: its status and body.
+/// Sends a request and reads the response: its status and body.
 async fn exchange(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     request: &str,
@@ -154,7 +154,7 @@ async fn exchange(
     let mut answer = Vec::new();
     let read = (&mut stream).take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
     let answer = String::from_utf8(answer).context("its answer is not text")?;
-    // A server may close without the last word of TLS. What was read is whole if there is as much
+    // A server may close without the last word of TLS. What was read is number if there is as much
     // as it said.
     let (head, body) = match (answer.split_once("\r\n\r\n"), read) {
         (Some(parts), _) => parts,
@@ -211,24 +211,24 @@ fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
     Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
-/// The decision in an answer.
+/// Parses the decision of a response.
 fn decision(status: u16, body: &Value) -> Result<Decision> {
-    let whole = |of: &Value, name: &str| {
+    let number = |of: &Value, name: &str| {
         of[name].as_u64().with_context(|| format!("{name} is {}", of[name]))
     };
     let verdict = |of: &Value| -> Result<Verdict> {
         Ok(Verdict {
             allowed: of["allowed"].as_bool().context("allowed is missing")?,
-            granted: whole(of, "granted")?,
-            amount: whole(of, "amount")?,
-            remaining: whole(of, "remaining")?,
+            granted: number(of, "granted")?,
+            amount: number(of, "amount")?,
+            remaining: number(of, "remaining")?,
             retry: match &of["retry_after_us"] {
                 Value::Null => Retry::Never,
                 Value::Number(number) if number.as_u64() == Some(0) => Retry::Now,
-                _ => Retry::After(whole(of, "retry_after_us")?),
+                _ => Retry::After(number(of, "retry_after_us")?),
             },
-            reset_after_us: whole(of, "reset_after_us")?,
-            next_after_us: whole(of, "next_after_us")?,
+            reset_after_us: number(of, "reset_after_us")?,
+            next_after_us: number(of, "next_after_us")?,
         })
     };
     let charges = body["charges"]
@@ -236,5 +236,5 @@ fn decision(status: u16, body: &Value) -> Result<Decision> {
         .filter(|charges| !charges.is_empty())
         .context("charges are missing")?;
     let verdicts = charges.iter().map(verdict).collect::<Result<Vec<_>>>()?;
-    Ok(Decision::of_many(verdicts, status == 200, Timestamp::from_micros(whole(body, "t_us")?)))
+    Ok(Decision::of_many(verdicts, status == 200, Timestamp::from_micros(number(body, "t_us")?)))
 }
