@@ -1,4 +1,4 @@
-//! What the pages show is what the command prints.
+//! Pages show the real output of commands.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,15 +59,15 @@ fn console_blocks_are_real() {
     }
 }
 
-/// Blocks that start a server or ask one are shown by [`the_transcript_of_a_server_is_real`].
+/// Blocks that start or call a server are tested by [`the_transcript_of_a_server_is_real`].
 fn needs_a_server(block: &str) -> bool {
     ["$ cargo run --release -- serve", "$ curl", "$ redis-cli"]
         .iter()
         .any(|start| block.starts_with(start))
 }
 
-/// The README's server is started and asked as it says. Ports are free ones, and moments are those
-/// of the page.
+/// The README's server is started and called as the page says, with free ports and the times of the
+/// page.
 #[test]
 fn the_transcript_of_a_server_is_real() {
     let text = fs::read_to_string(root().join("README.md")).unwrap();
@@ -95,7 +95,7 @@ fn the_transcript_of_a_server_is_real() {
 }
 
 /// Whether the page shows this output: `…` stands for any text, and times for the same times or a
-/// few seconds less, since the page's commands follow each other at once.
+/// few seconds less, since the page's commands follow each other without a pause.
 fn is_shown_as(printed: &str, shown: &str) -> bool {
     let mut real = printed.to_owned();
     for earlier in 25..30 {

@@ -6,7 +6,7 @@ use tidegate_testkit::{Certs, Cluster, Flavor, Server};
 
 use crate::{shown, tidegate};
 
-/// What it says, without what differs from run to run: ports, versions and times.
+/// The output without ports, versions and times, which differ from run to run.
 fn examined(url: &str, more: &[&str]) -> String {
     let text = shown(&[&["doctor", "--samples", "0", "--store", url], more].concat(), "");
     let mut lines = Vec::new();
@@ -51,7 +51,7 @@ fn a_healthy_server_is_told_line_by_line() {
     ok       rights: all that decisions need
     ok       decision: a look, a charge and a reset were answered
     ");
-    // The same words about Valkey.
+    // Valkey gets the same text.
     let valkey = Server::builder(Flavor::Valkey9).arg("--appendonly", "yes").start();
     assert_snapshot!(without_port(&examined(&valkey.url(), &[]), &valkey), @"
     exit 0
@@ -207,7 +207,7 @@ fn a_certificate_of_an_unknown_authority_is_told_with_what_to_do() {
     assert!(fine.starts_with("exit 0\n"), "{fine}");
 }
 
-/// Mistakes in the URL are told without the password, wherever it stands.
+/// Errors about the URL do not show the password, wherever it is.
 #[test]
 fn passwords_are_not_shown() {
     for url in [

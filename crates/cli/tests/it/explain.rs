@@ -1,5 +1,5 @@
 //! `tidegate explain`: by the state of the store that the file names, or of a running server;
-//! without either, no word about what would pass.
+//! without either, only which rules apply.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -131,7 +131,7 @@ fn a_running_server_is_asked_with_a_token() {
         &[("TIDEGATE_SERVER", &url), ("TIDEGATE_TOKEN", "admin-me")],
     );
     assert_eq!((by_environment.0, by_environment.2.as_str()), (1, ""), "{by_environment:?}");
-    // A file beside it is not read, and that is said.
+    // A file beside it is not read, with a note.
     let both =
         run(&[&ask[..], &["--token-file", &admin, "--config", "nowhere.yaml"]].concat(), &[]);
     assert_eq!(both.0, 1);

@@ -1,7 +1,7 @@
-//! The real server, while somebody does to it what HTTP/2 makes cheap, or takes as many connections
-//! as there are: what it keeps is bounded, others are answered, and who does it is let go.
+//! Attacks on the real server that HTTP/2 makes cheap, and connection floods: memory is bounded,
+//! other clients are served, and the attacker is disconnected.
 
-#![allow(clippy::print_stdout, reason = "figures for whoever runs it with --nocapture")]
+#![allow(clippy::print_stdout, reason = "figures for runs with --nocapture")]
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,11 +15,11 @@ use tidegate_testkit::{attacks_held, wait_until};
 
 /// Long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(30);
-/// How long an attack goes on, unless it is ended before.
+/// How long an attack lasts, unless the server ends it.
 const ATTACK: Duration = Duration::from_secs(2);
-/// What an attack may make the server keep.
+/// The most memory that an attack may add.
 const MAX_GROWTH_KIB: u64 = 64 << 10;
-/// What an idle connection may take.
+/// The most memory of an idle connection.
 const MAX_IDLE_KIB: f64 = 40.0;
 
 struct Server {
@@ -36,7 +36,7 @@ impl Server {
         Self::with_resp("off", config)
     }
 
-    /// The same with a listener for RESP, which is the first of the others.
+    /// Like `start`, with a RESP listener, which is the first of the others.
     fn with_resp(resp: &str, config: &str) -> Server {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, config).unwrap();
@@ -114,28 +114,28 @@ fn connect(at: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Asks by HTTP/2 on a connection of its own; how long the answer took.
+/// Sends an HTTP/2 request on a new connection; returns the time until the response.
 fn ask(at: SocketAddr) -> Duration {
     let began = Instant::now();
     let mut stream = connect(at);
-    let question =
+    let request =
         [PREFACE, &frame(SETTINGS, 0, 0, &[]), &frame(HEADERS, END_STREAM | END_HEADERS, 1, GET)]
             .concat();
-    stream.write_all(&question).unwrap();
+    stream.write_all(&request).unwrap();
     loop {
         let mut head = [0; 9];
-        stream.read_exact(&mut head).expect("an answer to somebody who does nothing wrong");
+        stream.read_exact(&mut head).expect("a response to a well-behaved client");
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         std::io::copy(&mut (&mut stream).take(length.into()), &mut std::io::sink()).unwrap();
         match head[3] {
             HEADERS => return began.elapsed(),
-            kind => assert_ne!(kind, GOAWAY, "it is not us who do something wrong"),
+            kind => assert_ne!(kind, GOAWAY, "a well-behaved client is not disconnected"),
         }
     }
 }
 
-/// Sends `begin`, then what `next` says, until the server has had enough or the time is over.
-/// Whether it was let go: its connection has ended, or it was told that it will.
+/// Sends `begin`, then the output of `next`, until the server ends the connection or the time is
+/// over. Returns whether the server ended it, or announced that it will.
 fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -> Vec<u8>) -> bool {
     let mut stream = connect(at);
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -162,7 +162,7 @@ fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -
         }
         match stream.write_all(&bytes) {
             Ok(()) => {}
-            // It does not read on: that is as good as an end.
+            // The server stopped reading, which counts as an end.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 break;
             }
@@ -171,16 +171,16 @@ fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -
             }
         }
     }
-    let was_let_go = gone.load(Ordering::Relaxed);
+    let was_ended = gone.load(Ordering::Relaxed);
     let _ = stream.shutdown(std::net::Shutdown::Both);
     if let Some(reader) = reader {
         reader.join().unwrap();
     }
-    was_let_go
+    was_ended
 }
 
-/// One kind of attack: what it begins with, what it goes on with, and whether it must have ended
-/// the connection.
+/// One kind of attack: how it begins, how it continues, and whether the server must end the
+/// connection.
 type Attack = (&'static str, Vec<u8>, fn(u32) -> Vec<u8>, bool);
 
 fn odd(round: u32) -> u32 {
@@ -212,8 +212,7 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
         (
             "mistakes that the server has to reset",
             settings.clone(),
-            // A connection of its own is the only thing that `connection: close` could speak of:
-            // forbidden in HTTP/2.
+            // `connection: close` is forbidden in HTTP/2.
             |round| {
                 let wrong = [GET, &[0x00, 10], b"connection", &[5], b"close"].concat();
                 frame(HEADERS, END_HEADERS | END_STREAM, odd(round), &wrong)
@@ -254,7 +253,7 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
         for (name, begin, next, ends) in &attacks {
             for reads in [true, false] {
                 let before = server.resident_kib();
-                let (under_attack, most, let_go) = thread::scope(|scope| {
+                let (under_attack, most, ended) = thread::scope(|scope| {
                     let attacker = scope.spawn(|| attack(at, begin, reads, next));
                     let (mut times, mut most) = (Vec::new(), 0);
                     while !attacker.is_finished() || times.len() < 20 {
@@ -267,15 +266,15 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
                 let grown = most.saturating_sub(before);
                 let p99 = |times: &[Duration]| times[times.len() * 99 / 100];
                 println!(
-                    "{name}, {}: let go {let_go}, {grown} KiB more, others' p99 {:?} (without it {:?})",
+                    "{name}, {}: ended {ended}, {grown} KiB more, p99 of others {:?} (without it {:?})",
                     if reads { "reading" } else { "not reading" },
                     p99(&under_attack),
                     p99(&quiet)
                 );
                 assert!(grown <= MAX_GROWTH_KIB, "{name}: {grown} KiB more");
-                assert!(let_go || !ends || !reads, "{name}: whoever does that is let go");
-                // The median of others, which nobody beside us can move far: an answer within a
-                // second, whatever the machine does.
+                assert!(ended || !ends || !reads, "{name}: the server ends the connection");
+                // The median of other clients, which load on the machine hardly moves: a response
+                // within a second.
                 assert!(
                     under_attack[under_attack.len() / 2] < Duration::from_secs(1),
                     "{name}: {under_attack:?}"
@@ -286,32 +285,31 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
     attacks_held("floods", 3 * 2 * attacks.len());
 }
 
-/// Answers that nobody opens a window for are not kept until the connection counts as idle.
+/// Responses without a flow-control window are dropped before the connection counts as idle.
 #[test]
-fn whoever_opens_no_window_is_let_go() {
+fn clients_that_open_no_window_are_disconnected() {
     let server = Server::start("log: { level: off }\nconnections: { idle_secs: 600 }\n");
     let before = server.resident_kib();
     let mut stream = connect(server.http);
     let mut bytes = PREFACE.to_vec();
-    bytes.extend(frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])); // a window of nothing for every stream
+    bytes.extend(frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])); // a window of 0 for every stream
     for round in 0..200 {
         bytes.extend(frame(HEADERS, END_STREAM | END_HEADERS, odd(round), GET));
     }
     stream.write_all(&bytes).unwrap();
     let _ = ask(server.http);
-    // Everything that needs no window is read, until the server ends it; a read that takes too long
-    // is an error.
+    // Reads everything that needs no window until the server closes; a slow read is an error.
     let mut read = Vec::new();
     let end = (&mut stream).take(1 << 20).read_to_end(&mut read);
     assert!(read.len() < 1 << 20);
     if let Err(error) = end {
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is let go: {error}");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is disconnected: {error}");
     }
     assert!(server.resident_kib().saturating_sub(before) <= MAX_GROWTH_KIB);
     attacks_held("floods", 1);
 }
 
-/// `TIDEGATE_CONNECTIONS=20000` is the whole number, and needs files: `prlimit --nofile=65536 cargo
+/// `TIDEGATE_CONNECTIONS=20000` is the full number, and needs files: `prlimit --nofile=65536 cargo
 /// test -p tidegate-cli --test it floods`.
 #[test]
 fn many_connections_are_bounded_and_cheap() {
@@ -325,8 +323,8 @@ fn many_connections_are_bounded_and_cheap() {
     ));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let http = server.http;
-    // One address has many, then eleven others: the first has its share, and all together have what
-    // there is.
+    // One address opens many, then eleven others: the first gets its share, and all together get
+    // every connection.
     let connect = |host: u8| {
         runtime.block_on(async {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -381,8 +379,7 @@ fn many_connections_are_bounded_and_cheap() {
     attacks_held("floods", 1);
 }
 
-/// Commands that have begun and do not end, on many connections: what all of them hold is bounded,
-/// and other clients are answered.
+/// Incomplete commands on many connections: their memory is bounded, and other clients are served.
 #[test]
 fn unfinished_commands_of_many_connections_are_bounded() {
     const CONNECTIONS: usize = 900;
@@ -407,7 +404,7 @@ fn unfinished_commands_of_many_connections_are_bounded() {
         most = most.max(server.resident_kib());
     }
     ping();
-    // Each ends: with an error, or when it has had its five seconds.
+    // Each ends, with an error or after five seconds.
     let refused = here.into_iter().filter_map(|mut stream| {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -426,15 +423,14 @@ fn unfinished_commands_of_many_connections_are_bounded() {
         refused.len()
     );
     assert!(!refused.is_empty());
-    // 64 MiB for all, and 64 KiB for each: its buffer of 16 KiB, its task, and what the allocator
-    // keeps.
+    // 64 MiB for all, and 64 KiB for each: a buffer of 16 KiB, a task, and allocator overhead.
     assert!(grown <= 64 + ((CONNECTIONS as u64 * 64) >> 10), "{grown} MiB");
     ping();
     attacks_held("floods", 1);
 }
 
-/// Leases on keys that come once each, beyond what the store may have: what is resident grows by
-/// that, and by what requests take.
+/// Leases on ever new keys, beyond the limit of the store: resident memory grows by that limit and
+/// the memory of requests.
 #[test]
 fn a_flood_of_keys_under_concurrent_stays_within_max_bytes() {
     const MIB: u64 = 1 << 10;

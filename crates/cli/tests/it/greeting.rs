@@ -1,5 +1,5 @@
-//! What `serve` and `proxy` print at the start: what is enforced and where, and commands that work
-//! as they are printed.
+//! The output of `serve` and `proxy` on start: what is enforced and where, and commands that work
+//! as printed.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ struct Started {
 }
 
 impl Started {
-    /// Runs `tidegate` with these words until it is ready.
+    /// Starts `tidegate` with these arguments and waits until it is ready.
     fn with(words: &[&str], token: Option<&str>) -> Started {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command
@@ -71,8 +71,8 @@ const LISTENERS: [&str; 8] = [
     "127.0.0.1:0",
 ];
 
-/// Every command at the start is run as it is printed: plain, with tokens from a file or a
-/// variable, with TLS, with both.
+/// Runs every printed command as it is: plain, with tokens from a file or a variable, with TLS,
+/// with both.
 #[test]
 fn the_commands_at_the_start_work_as_printed() {
     let folder = tempfile::tempdir().unwrap();
@@ -121,7 +121,7 @@ fn the_commands_at_the_start_work_as_printed() {
         );
         assert_eq!(run("resp"), "0\n16\n15\n-1\n2\n", "{more:?}");
         assert!(run("admin").contains("tidegate_info{version="), "{more:?}");
-        // There is no grpcurl to be had from a package registry, so its words are looked at.
+        // No package registry has grpcurl, so only its arguments are checked.
         assert!(started.command("grpc").starts_with(grpc), "{}", started.command("grpc"));
     }
 }
@@ -147,12 +147,12 @@ fn the_start_says_which_file_how_many_rules_and_which_store() {
         "an attribute that the rules know: {try_it}"
     );
 
-    // A warning is counted here, and told in the log.
+    // The output counts warnings; the log has their text.
     let settle = "rules: [{ name: a, limit: 5/s, settle: response_bytes }]\n";
     let started = start(settle, "serve", &only_http);
     assert_eq!(started.line("rules"), format!("rules  {shown}: 1 rule; 1 warning, see the log"));
 
-    // Credentials are not shown; a store that is away says how limits are enforced.
+    // Credentials are not shown. For an unavailable store, the output says how limits are enforced.
     let server = Server::builder(Flavor::Redis7).password("sesame").start();
     let store = server.url();
     let started = start(&format!("store: {store}\n{rules}"), "serve", &only_http);
@@ -173,8 +173,8 @@ fn the_start_says_which_file_how_many_rules_and_which_store() {
     assert!(started.command("proxy").starts_with("curl -i http://127.0.0.1:"));
 }
 
-/// Without rules of its own the start shows a request that the first domain limits, or a limit that
-/// the caller brings.
+/// Without rules, the output shows a request that the first domain limits, or a limit from the
+/// caller.
 #[test]
 fn without_rules_the_start_shows_a_request_that_is_limited() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A store that answers with what no server sends: the process lives on, and says what is wrong.
+//! A store that sends invalid replies: the process survives, and reports what is wrong.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use tidegate_testkit::ScriptedPeer;
 use crate::serve::Serving;
 use crate::{shown, tidegate};
 
-/// What a server answers to `HELLO 3`.
+/// A server's reply to `HELLO 3`.
 const GREETING: &[u8] = b"%3\r\n+server\r\n+redis\r\n+proto\r\n:3\r\n+role\r\n+master\r\n";
 
 /// Attributes without end, and as many as fit into one reply: to the greeting, and to what follows

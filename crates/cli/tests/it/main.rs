@@ -1,4 +1,4 @@
-//! Whole runs of the command: what it prints, where, and how it exits.
+//! Runs of the command: what it prints, where, and how it exits.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -13,6 +13,7 @@ mod limits;
 mod mistakes;
 mod proxy;
 mod serve;
+mod serve_store;
 mod simulate;
 mod snapshot;
 mod store;
@@ -40,7 +41,7 @@ fn tidegate(args: &[&str]) -> Command {
     command
 }
 
-/// Runs it with this on standard input, and shows everything there is to see.
+/// Runs the command with this standard input; returns exit code, standard output and error.
 fn shown(args: &[&str], stdin: &str) -> String {
     let output = tidegate(args).write_stdin(stdin).output().unwrap();
     let Output { status, stdout, stderr } = output;

@@ -1,5 +1,4 @@
-//! Mistakes that people make, and the whole message that each of them gets:
-//! `testdata/mistakes.txt`.
+//! Common mistakes, each with its full error message: `testdata/mistakes.txt`.
 //!
 //! The file is a list of commands as a shell runs them, each with the files it reads and everything
 //! that it prints. `{NAMES}` stand for real servers. After a change that is meant,
@@ -67,7 +66,7 @@ impl Mistake {
     }
 }
 
-/// Servers that mistakes are made with, and a folder with the tools to ask them.
+/// Servers for the mistakes, and a folder with the tools to call them.
 struct Scene {
     folder: tempfile::TempDir,
     /// Names in commands and what they stand for.
@@ -143,7 +142,7 @@ impl Scene {
         Scene { folder, names, _servers: servers, _serving: serving, _taken: taken }
     }
 
-    /// Makes a mistake and returns everything that is printed, and the exit code.
+    /// Makes a mistake; returns the output and the exit code.
     fn make(&self, mistake: &Mistake) -> String {
         for (name, text) in &mistake.files {
             std::fs::write(self.folder.path().join(name), self.filled(text)).unwrap();

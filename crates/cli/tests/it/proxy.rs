@@ -1,6 +1,6 @@
-//! `tidegate proxy`, as it is run.
+//! `tidegate proxy`, as a process.
 
-#![allow(clippy::print_stdout, reason = "figures for whoever runs it with --nocapture")]
+#![allow(clippy::print_stdout, reason = "figures for runs with --nocapture")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,7 +22,7 @@ impl Proxy {
         Self::by(Command::new(env!("CARGO_BIN_EXE_tidegate")), args)
     }
 
-    /// The same by a command that runs the binary with what follows.
+    /// Starts the proxy by a command that runs the binary with further arguments.
     fn by(mut command: Command, args: &[&str]) -> Proxy {
         let process = command
             .args(["proxy", "--listen", "127.0.0.1:0", "--log", "off"])
@@ -32,7 +32,7 @@ impl Proxy {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // Ends with this, whatever comes.
+        // Killed when this is dropped.
         let mut proxy = Proxy { process, at: SocketAddr::from(([127, 0, 0, 1], 0)) };
         let mut lines =
             BufReader::new(proxy.process.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -54,7 +54,7 @@ impl Proxy {
         stream
     }
 
-    /// The most memory it has ever had, in bytes.
+    /// The peak memory of the process, in bytes.
     fn peak(&self) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
@@ -79,7 +79,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Serves every connection with a function, in a thread of its own.
+/// Serves each connection with a function, in its own thread.
 fn upstream(serve: impl Fn(BufReader<TcpStream>) + Clone + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -103,7 +103,7 @@ fn head(stream: &mut impl BufRead) -> Option<String> {
     Some(head)
 }
 
-/// An upstream that says `ok`.
+/// An upstream that answers `ok`.
 pub(crate) fn ok() -> String {
     upstream(|mut stream| {
         while head(&mut stream).is_some() {
@@ -186,8 +186,8 @@ fn mistakes_are_named() {
     );
 }
 
-/// What a body may cost in memory, whatever its size: buffers of two connections, and what the
-/// runtime takes by the way.
+/// The most memory that a body may need, whatever its size: the buffers of two connections, and
+/// overhead of the runtime.
 const MEMORY: u64 = 16 << 20;
 const SIZE: u64 = 1 << 30;
 
@@ -216,7 +216,7 @@ fn a_gigabyte_goes_through_in_little_memory() {
     let mut client = BufReader::new(proxy.connect());
     client.get_mut().write_all(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n").unwrap();
     head(&mut client).unwrap();
-    // A client that does not read holds up the upstream, and not the memory of the proxy.
+    // A client that does not read slows the upstream down, and costs the proxy no memory.
     let before = proxy.peak();
     let got = std::io::copy(&mut (&mut client).take(SIZE), &mut std::io::sink()).unwrap();
     assert_eq!(got, SIZE);

@@ -1,4 +1,4 @@
-//! `tidegate serve` and `validate`, as they are run.
+//! `tidegate serve` and `validate`, as processes.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -6,14 +6,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidegate_testkit::{ClockShim, Fault, FaultProxy, Flavor, Server, wait_until};
-
 use crate::tidegate;
 
 /// The goal is a second on a machine with nothing else to do. The median of a few starts is held to
 /// more, since tests run beside others.
 #[test]
-fn serve_is_ready_at_once() {
+fn serve_is_ready_within_seconds() {
     let mut took: Vec<Duration> = (0..5)
         .map(|_| {
             let begun = Instant::now();
@@ -43,10 +41,10 @@ fn serve_is_ready_at_once() {
     assert!(took[2] < Duration::from_secs(3), "{took:?}");
 }
 
-/// It asks for memory in large pieces, most of which it does not touch.
+/// The server requests memory in large pieces, most of which it does not touch.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
-fn memory_is_asked_for_in_large_pieces_unless_somebody_says_otherwise() {
+fn memory_is_requested_in_large_pieces_unless_the_environment_says_otherwise() {
     const PIECE_KIB: u64 = 16 << 10;
     let heap_kib = |told: Option<&str>| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
@@ -77,7 +75,7 @@ fn memory_is_asked_for_in_large_pieces_unless_somebody_says_otherwise() {
 }
 
 #[test]
-fn serve_says_where_it_listens_answers_and_stops_when_told() {
+fn serve_prints_its_listeners_answers_and_stops_on_a_signal() {
     let mut server = Command::new(env!("CARGO_BIN_EXE_tidegate"))
         .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
         .stdout(Stdio::piped())
@@ -125,7 +123,7 @@ pub(crate) struct Serving {
     process: Child,
     /// Where each listener is.
     pub(crate) listeners: HashMap<String, SocketAddr>,
-    /// What it said.
+    /// The output on start.
     pub(crate) greeting: String,
 }
 
@@ -171,7 +169,7 @@ impl Drop for Serving {
 }
 
 #[test]
-fn a_server_is_asked_as_a_store_is() {
+fn check_uses_a_server_like_a_store() {
     let serving = Serving::start(&["--token", "open-sesame", "--log", "off"]);
     let url = format!("http://{}", serving.listeners["http"]);
     let check = |token: &str, more: &[&str]| {
@@ -209,7 +207,7 @@ fn a_server_is_asked_as_a_store_is() {
 }
 
 #[test]
-fn a_server_with_a_certificate_is_asked_too() {
+fn check_uses_a_server_with_tls() {
     let certs = tidegate_testkit::Certs::new();
     let [cert, key, ca] = [certs.server_cert(), certs.server_key(), certs.ca()];
     let [cert, key, ca] = [&cert, &key, &ca].map(|path| path.to_str().unwrap());
@@ -221,7 +219,7 @@ fn a_server_with_a_certificate_is_asked_too() {
     assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
     let asked =
         tidegate(&["check", "user:7", "--limit", "3/day", "--server", &url]).output().unwrap();
-    assert_eq!(asked.status.code(), Some(2), "nobody vouches for it");
+    assert_eq!(asked.status.code(), Some(2), "no trusted authority signed the certificate");
 }
 
 #[test]
@@ -231,8 +229,8 @@ fn running_out_of_files_is_survived_at_every_protocol() {
         Serving::with_grpc("127.0.0.1:0", &["--admin", "127.0.0.1:0", "--log", "off"]);
     assert_eq!(serving.listeners.len(), 4);
     for (protocol, at) in serving.listeners.clone() {
-        // HTTP/2 is asked by a PING, whose eight bytes come back; a connection begins with a
-        // preface and settings.
+        // HTTP/2 gets a PING, whose eight bytes come back; a connection begins with a preface and
+        // settings.
         let begin = |stream: &mut TcpStream| {
             let greeting: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
             protocol != "grpc" || stream.write_all(greeting).is_ok()
@@ -261,7 +259,7 @@ fn running_out_of_files_is_survived_at_every_protocol() {
         };
         let mut here = connect(Duration::from_secs(20));
         assert!(ask(&mut here), "{protocol}");
-        // Fewer files than it has already, and a few: nothing more can be accepted.
+        // Hardly more files than are open already: no connection can be accepted.
         let few = Rlimit { current: Some(4), maximum: getrlimit(Resource::Nofile).maximum };
         let enough = prlimit(Some(serving.pid()), Resource::Nofile, few).unwrap();
         let mut waiting: Vec<TcpStream> =
@@ -322,7 +320,7 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
     }
     assert!(!mixed.contains("sesame"), "{mixed}");
     assert!(print(&["--threads", "auto"], &variables, "").contains("\nthreads: auto\n"));
-    // What is printed is a file, and says the same again.
+    // The output is a configuration that prints the same again.
     let again = print(&["--config", "-"], &[], &mixed);
     assert_eq!(again, mixed.split_once('\n').unwrap().1);
     let wrong =
@@ -432,304 +430,4 @@ fn a_folder_for_envoy_is_validated_and_served() {
         text.contains("edge.yaml:3:") && text.contains("config error, unknown key 'units'"),
         "{text}"
     );
-}
-
-/// A store that cannot be used fails the start, with what to do; one that is only unreachable does
-/// not, and the log says how limits are enforced meanwhile. A password that is rotated later gives
-/// one line, and one when it is over.
-#[test]
-fn a_store_that_does_not_decide_is_told_at_the_start_and_later() {
-    let server = Server::builder(Flavor::Redis7).password("first").start();
-    let port = server.port();
-    let serve = |url: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.args([
-            "serve",
-            "--store",
-            url,
-            "--http",
-            "127.0.0.1:0",
-            "--grpc",
-            "off",
-            "--resp",
-            "off",
-        ]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    };
-    for command in ["serve", "proxy"] {
-        let mut args = vec![command, "--store"];
-        let url = format!("redis://:wrong@127.0.0.1:{port}");
-        args.push(&url);
-        if command == "proxy" {
-            args.extend([
-                "--upstream",
-                "http://127.0.0.1:1",
-                "--limit",
-                "10/s by ip",
-                "--listen",
-                "127.0.0.1:0",
-            ]);
-        }
-        let output = tidegate(&args).output().unwrap();
-        let (said, error) =
-            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-        assert!(!output.status.success() && !said.contains("ready"), "{said}{error}");
-        assert!(
-            error.contains("WRONGPASS") && error.contains("Check user and password."),
-            "{error}"
-        );
-    }
-    let mut running = serve(&server.url()).spawn().unwrap();
-    let mut said = BufReader::new(running.stdout.take().unwrap()).lines().map_while(Result::ok);
-    assert!(said.any(|line| line == "ready"));
-    let mut log = BufReader::new(running.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let mut admin = server.client().unwrap();
-    admin.command(&["CONFIG", "SET", "requirepass", "second"]).unwrap();
-    admin.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
-    let begins = log
-        .find(|line| line.contains("the store refuses charges: this node decides locally"))
-        .unwrap();
-    assert!(
-        begins.contains("WRONGPASS") && begins.contains("nodes=1") && begins.contains("advice="),
-        "{begins}"
-    );
-    admin.command(&["CONFIG", "SET", "requirepass", "first"]).unwrap();
-    let ends = log.next().unwrap();
-    assert!(
-        ends.contains("the store decides again"),
-        "one line when it begins, and one when it ends: {ends}"
-    );
-    running.kill().unwrap();
-    running.wait().unwrap();
-    server.kill();
-    let mut lone = serve(&format!("redis://127.0.0.1:{port}")).spawn().unwrap();
-    let mut said = BufReader::new(lone.stdout.take().unwrap()).lines().map_while(Result::ok);
-    assert!(said.any(|line| line == "ready"));
-    let line =
-        BufReader::new(lone.stderr.take().unwrap()).lines().map_while(Result::ok).next().unwrap();
-    assert!(line.contains("the store is unreachable: this node decides locally"), "{line}");
-    assert!(
-        line.contains(
-            "each limit in full on this node (1 node, assumed: the store was never reached)"
-        ),
-        "{line}"
-    );
-    lone.kill().unwrap();
-    lone.wait().unwrap();
-}
-
-/// The clock of the store goes back by an hour: every key is counted, and the log has one line for
-/// all of them.
-#[test]
-fn a_step_back_of_the_stores_clock_is_told_once() {
-    let shim = ClockShim::build();
-    shim.set(3600);
-    let builder = Server::builder(Flavor::Redis7);
-    let redis = shim
-        .environment()
-        .iter()
-        .fold(builder, |builder, (name, value)| builder.env(name, value))
-        .start();
-    let mut running = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args([
-            "serve",
-            "--store",
-            &redis.url(),
-            "--http",
-            "127.0.0.1:0",
-            "--grpc",
-            "off",
-            "--resp",
-            "off",
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = BufReader::new(running.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let http = said.find_map(|line| line.strip_prefix("http ").map(str::to_owned)).unwrap();
-    let http: SocketAddr = http.split_whitespace().next().unwrap().parse().unwrap();
-    assert!(said.any(|line| line == "ready"));
-    let send = |method: &str, path: &str, body: &str| {
-        let mut stream = TcpStream::connect(http).unwrap();
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    };
-    let ask =
-        |key: usize| send("POST", "/v1/check", &format!(r#"{{"key":"k{key}","limit":"1/min"}}"#));
-    for key in 0..5 {
-        // A busy machine may decide without the store, which charges nothing there.
-        wait_until("the store decides", Duration::from_secs(60), || {
-            ask(key).contains(r#""source":"store""#)
-        });
-    }
-    shim.set(0);
-    for key in 0..5 {
-        let denied = |answer: &str| {
-            answer.contains(r#""allowed":false"#) && answer.contains(r#""source":"store""#)
-        };
-        wait_until("the store denies", Duration::from_secs(60), || denied(&ask(key)));
-    }
-    let metrics = send("GET", "/metrics", "");
-    let counted =
-        metrics.lines().find(|line| line.contains(r#"{event="clock_regression"}"#)).unwrap();
-    let counted: u64 = counted.split(' ').nth(1).unwrap().parse().unwrap();
-    assert!(counted >= 5, "{counted}: five keys, and what nodes are counted by");
-    assert!(
-        Command::new("kill").args(["-TERM", &running.id().to_string()]).status().unwrap().success()
-    );
-    let mut log = String::new();
-    running.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-    running.wait().unwrap();
-    let lines: Vec<&str> =
-        log.lines().filter(|line| line.contains("the clock of the store went back")).collect();
-    let [line] = lines[..] else { panic!("one line for all keys: {log}") };
-    assert!(
-        line.contains("at_least_seconds=") && line.contains("meaning=") && line.contains("advice="),
-        "{line}"
-    );
-}
-
-/// A Redis so far away that `serve` does not wait for the whole check is reported, too.
-#[test]
-fn a_store_that_is_too_far_away_to_be_checked_is_reported() {
-    let server = Server::start(Flavor::Redis7);
-    let proxy = FaultProxy::start(&server);
-    let reply = Duration::from_millis(400);
-    proxy.set(Fault::Delay { request: Duration::ZERO, reply, jitter: Duration::ZERO });
-    let mut serving = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args([
-            "serve",
-            "--store",
-            proxy.url(),
-            "--http",
-            "127.0.0.1:0",
-            "--grpc",
-            "off",
-            "--resp",
-            "off",
-        ])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut log = BufReader::new(serving.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let line = log.find(|line| line.contains("the store was not checked")).unwrap();
-    assert!(
-        line.contains("it did not answer the start check within 1s") && line.contains("doctor"),
-        "{line}"
-    );
-    serving.kill().unwrap();
-    serving.wait().unwrap();
-}
-
-/// What is printed at the start names the rules that do not follow the file, and does not say
-/// `ready` where `/readyz` does not.
-#[test]
-fn the_greeting_without_the_store_says_what_is_enforced() {
-    let redis = Server::start(Flavor::Redis7);
-    let url = redis.url();
-    redis.kill();
-    let folder = tempfile::tempdir().unwrap();
-    for (policy, enforced, last) in [
-        ("open", "except rule own (open: not enforced)", "ready"),
-        (
-            "closed",
-            "except rule own (closed: denied)",
-            "not ready: requests are denied until the store decides; /readyz says when",
-        ),
-    ] {
-        let file = folder.path().join("tidegate.yaml");
-        let rules = format!(
-            "rules: [{{ name: own, limit: 2/h, on_store_failure: {policy} }}]\nresilience: {{ nodes: 1 }}\n"
-        );
-        std::fs::write(&file, format!("store: {url}\n{rules}")).unwrap();
-        let mut serving = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args([
-                "serve",
-                "--config",
-                file.to_str().unwrap(),
-                "--http",
-                "127.0.0.1:0",
-                "--grpc",
-                "off",
-                "--resp",
-                "off",
-            ])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = BufReader::new(serving.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let store = said.find(|line| line.starts_with("store ")).unwrap();
-        assert!(store.contains(": unreachable; enforced meanwhile: each limit in full"), "{store}");
-        assert!(store.ends_with(enforced), "{store}");
-        assert_eq!(said.find(|line| line.contains("ready")).as_deref(), Some(last));
-        let mut log = BufReader::new(serving.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let line = log.find(|line| line.contains("the store is unreachable")).unwrap();
-        assert!(line.contains(enforced), "{line}");
-        serving.kill().unwrap();
-        serving.wait().unwrap();
-    }
-}
-
-/// A Redis so far away that a decision takes more than a third of the deadline is told by `serve`
-/// and `doctor`.
-#[test]
-fn a_store_that_is_far_away_is_told() {
-    let server = Server::start(Flavor::Redis7);
-    let proxy = FaultProxy::start(&server);
-    let way = Duration::from_millis(3);
-    proxy.set(Fault::Delay { request: way, reply: way, jitter: Duration::ZERO });
-    let mut serving = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args([
-            "serve",
-            "--store",
-            proxy.url(),
-            "--http",
-            "127.0.0.1:0",
-            "--grpc",
-            "off",
-            "--resp",
-            "off",
-        ])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut log = BufReader::new(serving.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let line = log.find(|line| line.contains("the store is slow")).unwrap();
-    assert!(
-        line.contains("more than a third of the deadline (15 ms)")
-            && line.contains("resilience.deadline_ms"),
-        "{line}"
-    );
-    serving.kill().unwrap();
-    serving.wait().unwrap();
-    let output = tidegate(&["doctor", "--store", proxy.url(), "--samples", "5"]).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(
-        flat.contains("warning a decision of the store takes")
-            && flat.contains("set resilience.deadline_ms to"),
-        "{said}"
-    );
-    let doctor = ["doctor", "--store", proxy.url(), "--samples", "5", "--deadline-ms", "1000"];
-    let output = tidegate(&doctor).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        !said.contains("a decision of the store takes"),
-        "six milliseconds are little of a second: {said}"
-    );
-    let output = tidegate(&[&doctor[..], &["--json"]].concat()).output().unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&json["deadline_ms"], &json["slow"]), (&1000.into(), &serde_json::Value::Null));
 }

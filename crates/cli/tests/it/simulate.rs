@@ -1,4 +1,5 @@
 //! `tidegate simulate`
+// Long because most of it is printed tables.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! State in memory over a restart: told to stop, killed, without room for its file, with a damaged
-//! one.
+//! The memory store over a restart: after a signal, after a kill, with a full disk, with a damaged
+//! file.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

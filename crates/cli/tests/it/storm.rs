@@ -1,4 +1,4 @@
-//! The real server under load, while its rules change all the time, and while it is told to stop.
+//! The real server under load, while its rules change all the time, and during shutdown.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -216,8 +216,8 @@ fn a_storm_of_reloads_drops_nothing_and_mixes_nothing() {
     assert_eq!(answer["charges"][0]["remaining"], 100_000_000 - asked.into_inner());
 }
 
-/// Asks until the server is told to stop and the connections end; how many were allowed. Nothing
-/// may end in the middle of an answer.
+/// Sends requests until the server shuts down and the connections end; returns how many were
+/// allowed. No connection may end in the middle of a response.
 fn load_until_stopped(server: &mut Running, at_least: u64) -> (u64, Duration) {
     const DEPTH: usize = 32;
     let (answered, stopping) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -226,7 +226,7 @@ fn load_until_stopped(server: &mut Running, at_least: u64) -> (u64, Duration) {
         for _ in 0..3 {
             scope.spawn(|| {
                 let mut resp = Client::connect(port).unwrap();
-                'talk: loop {
+                'requests: loop {
                     for _ in 0..DEPTH {
                         if resp.send(&["TG.CHECK", "all", "100000000/d window"]).is_err() {
                             break; // what was sent before is answered
@@ -234,14 +234,20 @@ fn load_until_stopped(server: &mut Running, at_least: u64) -> (u64, Duration) {
                     }
                     for _ in 0..DEPTH {
                         match resp.receive() {
-                            Ok(answer) => assert_eq!(answer.array()[0], Reply::Int(1), "{answer:?}"),
+                            Ok(answer) => {
+                                assert_eq!(answer.array()[0], Reply::Int(1), "{answer:?}")
+                            }
                             Err(error) => {
                                 assert!(
                                     stopping.load(Ordering::Acquire),
-                                    "the connection ended before the server was told to stop: {error}"
+                                    "the connection ended before the shutdown: {error}"
                                 );
-                                assert_ne!(error.kind(), std::io::ErrorKind::InvalidData, "half an answer: {error}");
-                                break 'talk;
+                                assert_ne!(
+                                    error.kind(),
+                                    std::io::ErrorKind::InvalidData,
+                                    "half an answer: {error}"
+                                );
+                                break 'requests;
                             }
                         }
                         answered.fetch_add(1, Ordering::AcqRel);
@@ -258,7 +264,7 @@ fn load_until_stopped(server: &mut Running, at_least: u64) -> (u64, Duration) {
                 }
                 assert!(
                     stopping.load(Ordering::Acquire),
-                    "the connection ended before the server was told to stop"
+                    "the connection ended before the shutdown"
                 );
             });
         }

@@ -1,4 +1,5 @@
-//! `tidegate validate`: errors and warnings told apart, and `serve` says the same.
+//! `tidegate validate`: errors and warnings, and the same findings in the log of `serve`.
+// Long because most of it is two tables of findings.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -530,8 +531,7 @@ const KEYS: [&str; 20] = [
     "rules",
 ];
 
-/// Every configuration that a page or an example shows is one that `validate --strict` finds
-/// nothing wrong with.
+/// `validate --strict` accepts every configuration that a page or an example shows.
 #[test]
 fn pages_and_examples_have_no_findings() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -651,7 +651,7 @@ fn a_folder_is_not_a_snapshot_file() {
     );
 }
 
-/// A store that is stopped accepts connections and answers nothing: that is a note.
+/// A stopped store accepts connections and answers nothing: that is a note.
 #[test]
 fn a_store_that_does_not_answer_is_a_note() {
     let folder = tempfile::tempdir().unwrap();
