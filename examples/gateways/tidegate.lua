@@ -1,5 +1,6 @@
--- HAProxy asks Tidegate before it passes a request on. There is nothing to edit here: haproxy.cfg has the settings.
--- They come as environment variables, which `setenv` in the section `global` sets, because arguments of `lua-load` arrive only since HAProxy 2.7.
+-- HAProxy calls Tidegate before it forwards a request. There is nothing to edit here: haproxy.cfg
+-- has the settings. They are environment variables, set by `setenv` in the section `global`,
+-- because arguments of `lua-load` need HAProxy 2.7.
 
 local function setting(name, example, default)
   local value = os.getenv(name)
@@ -13,7 +14,7 @@ local function refuse(name, value, expected)
 end
 
 local ADDRESS = setting("TIDEGATE_ADDRESS", "127.0.0.1:8080")
--- HAProxy resolves no names while it serves.
+-- HAProxy resolves no names at run time.
 if not (ADDRESS:find("^%d+%.%d+%.%d+%.%d+:%d+$") or ADDRESS:find("^%[[%x:.]+%]:%d+$")) then
   refuse("TIDEGATE_ADDRESS", ADDRESS, "write an IP address and a port, as 127.0.0.1:8080 or [::1]:8080; for a name or TLS see docs/haproxy.md")
 end
@@ -28,7 +29,8 @@ if not TIMEOUT_MS or TIMEOUT_MS < 1 then
 end
 local TOKEN = setting("TIDEGATE_TOKEN", "", "")
 
--- Headers of the client that are not sent to Tidegate: those about its connection and body, and those that only HAProxy may set.
+-- Headers of the client that are not sent to Tidegate: those about its connection and body, and
+-- those that only HAProxy may set.
 local OWN = {}
 for name in ([[
   connection content-length expect host keep-alive proxy-connection te trailer transfer-encoding upgrade
@@ -36,7 +38,8 @@ for name in ([[
   x-tidegate-token
 ]]):gmatch("%S+") do OWN[name] = true end
 
--- Headers of Tidegate's answer that an allowed client sees, and the variables that carry them to haproxy.cfg.
+-- Headers of Tidegate's response that an allowed client sees, and the variables that carry them to
+-- haproxy.cfg.
 local SEEN = {
   ["ratelimit-policy"] = "txn.rl_policy",
   ["ratelimit"] = "txn.rl",
@@ -72,7 +75,8 @@ local function question(txn)
   return table.concat(lines, "\r\n") .. "\r\n\r\n"
 end
 
--- Sends it and reads the answer: status, headers as a list of { name, value }, body. All of it takes at most TIMEOUT_MS; an error is raised otherwise.
+-- Sends the request and reads the response: status, headers as a list of { name, value }, body.
+-- Raises an error after TIMEOUT_MS.
 local function ask(socket, text)
   local deadline = now_ms() + TIMEOUT_MS
   local function in_time(what, ...)
@@ -101,13 +105,16 @@ local function ask(socket, text)
     if name == "content-type" then is_json = value:find("json", 1, true) ~= nil end
   end
   local body = length > 0 and in_time("receive", length) or ""
-  -- Tidegate answers 204, 4xx, or 5xx as JSON (its store fails and a rule is closed). Anything else is another server, or a proxy on the way.
-  local is_own = status == 204 or (status >= 400 and status < 500 and status ~= 404) or (status >= 500 and is_json)
+  -- Tidegate answers 204, 4xx, or 5xx as JSON (its store fails and a rule is closed). Anything else
+  -- is another server, or a proxy on the way.
+  local is_own = status == 204 or (status >= 400 and status < 500 and status ~= 404)
+    or (status >= 500 and is_json)
   if not is_own then error("the answer is " .. status .. ", which is not Tidegate's", 0) end
   return { status = status, headers = headers, body = body }
 end
 
--- Logs when answers begin to be missing, at most one line a second while they are, and when they are back.
+-- Logs when Tidegate stops answering, at most one line a second while it does not, and when it
+-- answers again.
 local missing, next_line_ms = 0, 0
 local WITHOUT = ON_FAILURE == "open" and "requests pass without a limit" or "requests get 503"
 
