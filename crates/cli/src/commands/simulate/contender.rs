@@ -15,17 +15,16 @@ use tidegate_core::{
 use super::Event;
 use crate::args::LimitText;
 
-/// From this many keys on, those that are idle at the time of the request are forgotten now and
-/// then.
+/// From this many keys on, idle keys are dropped now and then.
 const MANY_KEYS: usize = 1 << 18;
-/// The most moments that are remembered for one key to find out how much passed within a period.
+/// The most grants that are kept for one key to find the most that it was granted in a period.
 const MANY_MOMENTS: usize = 1 << 14;
 
 pub(super) struct Contender {
     limit: LimitText,
     windows: Vec<Window>,
     keys: HashMap<Box<str>, Holding>,
-    /// How many keys there may be before the next look for idle ones.
+    /// The number of keys at which idle ones are dropped next.
     sweep_at: usize,
     /// Whether leases are granted, which need an id.
     leases: bool,
@@ -37,7 +36,7 @@ pub(super) struct Contender {
 /// One of the limits that are decided together.
 pub(super) struct Window {
     pub(super) limit: Limit,
-    /// How often it was written: equal limits are charged in one go.
+    /// How often it is given: equal limits are charged together.
     times: u64,
     /// The most that one key was granted within one period.
     pub(super) most: Most,
@@ -47,13 +46,13 @@ pub(super) struct Window {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Most {
     pub(super) units: u64,
-    /// When the first of them was granted.
+    /// The time of the first grant among them.
     pub(super) from_us: u64,
-    /// Whether there were so many moments to remember that it may have been more.
+    /// Whether grants had to be merged, so that the real number may be higher.
     pub(super) at_least: bool,
 }
 
-/// What is kept for one key.
+/// The state of one key.
 struct Holding {
     records: Vec<Record>,
     recent: Vec<Recent>,
@@ -61,7 +60,7 @@ struct Holding {
     streak: u64,
 }
 
-/// What was granted within the last period, oldest first.
+/// The grants of the last period, oldest first.
 #[derive(Default)]
 struct Recent {
     grants: VecDeque<(u64, u64)>,
@@ -137,7 +136,7 @@ impl Contender {
         decision
     }
 
-    /// The same request for a store, under a name of its own.
+    /// The request as a check for a store, with its charge under `name`.
     pub(super) fn check<'a>(&'a self, name: &'a str, event: &'a Event) -> Check<'a> {
         let check =
             Check::of(event.op).charge_named(name, &event.key, &self.limit.limits, event.cost);
@@ -147,7 +146,7 @@ impl Contender {
         }
     }
 
-    /// Watches what a store has decided.
+    /// Records a decision of a store.
     pub(super) fn observe(&mut self, event: &Event, decision: &Decision) {
         if !self.observes || !event.is_offer() {
             return;
@@ -163,14 +162,13 @@ impl Contender {
         self.longest_streak = self.longest_streak.max(streak);
     }
 
-    /// A lease has the number of its line for an id. What gives back has none: it gives back the
-    /// newest.
+    /// The id of a lease is the number of its line. A refund has none, and ends the newest lease.
     fn id(&self, event: &Event) -> Option<Id> {
         let takes = matches!(event.op, Op::Check | Op::Take | Op::Debit);
         (self.leases && takes).then_some(Id(event.number))
     }
 
-    /// When there are very many keys, forgets those that are the same as never seen.
+    /// When there are very many keys, drops those whose state equals that of a new key.
     fn make_room(&mut self, now: Timestamp) {
         if self.keys.len() < self.sweep_at {
             return;
@@ -188,7 +186,7 @@ impl Contender {
 }
 
 impl Holding {
-    /// Takes note of a decision, and says how many requests were denied in a row.
+    /// Records a decision; returns how many requests were denied in a row.
     fn observe(&mut self, windows: &mut [Window], event: &Event, decision: &Decision) -> u64 {
         if decision.allowed() {
             self.streak = 0;
@@ -216,7 +214,7 @@ impl Window {
 }
 
 impl Recent {
-    /// Adds a grant, and says how much there was within (t - period, t].
+    /// Adds a grant; returns the sum of the grants within (t - period, t].
     fn add(&mut self, at_us: u64, units: u64, period_us: u64) -> u64 {
         let newest = self.grants.back().map_or(0, |(newest, _)| *newest);
         let at_us = at_us.max(newest); // time does not go back
@@ -238,7 +236,7 @@ impl Recent {
         self.total
     }
 
-    /// Halves the number of moments. Each pair counts from its earlier one, so sums can only be too
+    /// Merges pairs of grants. Each pair counts from its earlier time, so sums can only be too
     /// small.
     fn merge(&mut self) {
         let grants = std::mem::take(&mut self.grants);

@@ -1,4 +1,4 @@
-//! Where the requests of a simulation come from: a file, standard input, or a generator.
+//! The source of a simulation's requests: a file, standard input, or a generator.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -12,9 +12,9 @@ use super::generate::Generator;
 use super::{Event, Scene};
 use crate::args::{self, Generated, LimitText};
 
-/// The longest line that is read; a longer one is an error, not a reason to use up memory.
+/// The longest line; a longer one is an error, which bounds memory.
 const MAX_LINE: u64 = 64 * 1024;
-/// A trace is long from so many requests or bytes on.
+/// The number of requests or bytes from which a trace is long.
 const LONG_REQUESTS: u64 = 500_000;
 const LONG_BYTES: u64 = 8 << 20;
 /// The most `# limit:` lines a trace may begin with.
@@ -78,7 +78,7 @@ impl Source {
         }
     }
 
-    /// How much of its length is behind us.
+    /// How much of the length was read or generated.
     pub(super) fn position(&self) -> u64 {
         match self {
             Source::Trace(trace) => trace.bytes_read,
@@ -99,16 +99,16 @@ impl Source {
 pub(super) struct Trace {
     name: String,
     reader: Box<dyn BufRead>,
-    /// How long the file is, if it is one.
+    /// The length of the file, if it is one.
     bytes: Option<u64>,
-    /// How much of it has been read.
+    /// The bytes read so far.
     bytes_read: u64,
     line: Vec<u8>,
     number: u64,
     event: Event,
     /// Whether `event` was read ahead and is still to be returned.
     ahead: bool,
-    /// Whether its own `# limit:` lines count.
+    /// Whether the limits come from its own `# limit:` lines.
     names_limits: bool,
 }
 
@@ -180,8 +180,8 @@ impl Trace {
         }
     }
 
-    /// Reads on to the next line that says something: the text and column of a `# limit:` line, or
-    /// nothing more if it is a request, which is then in `event`.
+    /// Reads up to the next line with content. Returns the text and column of a `# limit:` line;
+    /// a request is in `event` instead.
     fn read(&mut self) -> Result<Option<Option<(String, usize)>>> {
         loop {
             self.line.clear();

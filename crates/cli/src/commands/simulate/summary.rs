@@ -1,4 +1,4 @@
-//! What one limit did to a trace, in sums.
+//! The totals of one limit over a trace.
 
 use tidegate_core::Decision;
 
@@ -7,16 +7,16 @@ use super::timeline::{Flow, Timeline};
 
 #[derive(Debug, Default)]
 pub(super) struct Summary {
-    /// Requests that asked for something.
+    /// Requests that requested units.
     pub(super) offered: u64,
     pub(super) allowed: u64,
     pub(super) denied: u64,
-    /// Looks, refunds and resets.
+    /// Peeks, refunds and resets.
     pub(super) others: u64,
-    /// Units asked for and granted, if anything cost more than one.
+    /// Units requested and granted, if any request cost more than one.
     pub(super) units_offered: u128,
     pub(super) units_granted: u128,
-    /// When a request was first denied.
+    /// The time of the first denial.
     pub(super) first_denial_us: Option<u64>,
     pub(super) timeline: Timeline,
 }
@@ -40,19 +40,19 @@ impl Summary {
         self.timeline.add(event.at_us, Flow { allowed: granted, denied: event.cost - granted });
     }
 
-    /// The share of requests that passed, in tenths of a per cent, rounded down.
+    /// The share of allowed requests, in tenths of a per cent, rounded down.
     pub(super) fn share_permille(&self) -> Option<u64> {
         let permille = (u128::from(self.allowed) * 1000).checked_div(u128::from(self.offered))?;
         u64::try_from(permille).ok()
     }
 
-    /// The same in words: `55.0%`.
+    /// The share as text: `55.0%`.
     pub(super) fn share(&self) -> String {
         self.share_permille()
             .map_or("-".into(), |permille| format!("{}.{}%", permille / 10, permille % 10))
     }
 
-    /// Whether requests and units are different things in this trace.
+    /// Whether any request cost more than one unit.
     pub(super) fn has_costs(&self) -> bool {
         self.units_offered != u128::from(self.offered)
     }

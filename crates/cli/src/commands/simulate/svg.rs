@@ -20,7 +20,7 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 76.0;
 const HEADER: f64 = 84.0;
 const FOOTER: f64 = 46.0;
-/// Above the bars of a panel: the limit, and what is said about the busiest period.
+/// The height above the bars of a panel: the limit, and the label of the busiest period.
 const CAPTION: f64 = 46.0;
 const PLOT: f64 = 120.0;
 const GAP: f64 = 26.0;
@@ -210,7 +210,7 @@ impl Panel<'_> {
 
     fn bars(&self, svg: &mut String, bars: &[Flow]) {
         let slot = PLOT_WIDTH / self.axis.bars as f64;
-        // A hair of space between bars, as long as there is room for it.
+        // A small gap between bars, if they are wide enough.
         let width = if slot >= 4.0 { slot - 1.0 } else { slot };
         let (mut allowed, mut denied) = (String::new(), String::new());
         for (index, bar) in bars.iter().enumerate() {
@@ -326,7 +326,7 @@ fn short(n: u64) -> String {
     n.to_string()
 }
 
-/// Text that may stand in XML, of at most so many characters.
+/// Escapes text for XML, and cuts it to at most so many characters.
 fn escaped(text: &str, most: usize) -> String {
     let mut shown: String = text.chars().take(most).collect();
     if text.chars().count() > most {

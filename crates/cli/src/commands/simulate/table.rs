@@ -1,4 +1,4 @@
-//! A table for the terminal, and under it how it went over time.
+//! A table for the terminal, followed by timelines.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use super::summary::Summary;
 use super::timeline::Axis;
 use crate::output::{Paint, grouped, human};
 
-/// How many characters a timeline may be wide.
+/// The most characters of a timeline.
 const COLUMNS: u64 = 60;
 /// Eighths of a character, from nothing to full.
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -130,7 +130,7 @@ fn lines(n: u64) -> String {
     if n == 1 { "1 line".into() } else { format!("{} lines", grouped(n)) }
 }
 
-/// A limit as written, without what would spoil the table.
+/// A limit as written, without characters that break the table.
 fn shown(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

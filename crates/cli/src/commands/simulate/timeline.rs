@@ -8,10 +8,10 @@ use std::ops::AddAssign;
 
 use tidegate_trace::Micros;
 
-/// The most slots in which something happened.
+/// The most slots in use.
 const MOST_SLOTS: usize = 1 << 14;
 
-/// What happened in a slot, in units.
+/// The requests or units of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Flow {
     pub(super) allowed: u64,
@@ -135,8 +135,7 @@ impl Axis {
     }
 }
 
-/// Widths at which people look: 1, 2, 5 and 10 of everything, and what divides minutes, hours and
-/// days.
+/// Round widths: 1, 2, 5 and 10 of every unit, and the divisors of minutes, hours and days.
 fn round_widths() -> impl Iterator<Item = u64> {
     const SECOND: u64 = 1_000_000;
     let below_a_minute =

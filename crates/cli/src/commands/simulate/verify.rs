@@ -34,7 +34,7 @@ impl Verifier {
         }
     }
 
-    /// Says how it went, on standard output unless that is taken by the result.
+    /// Prints the outcome, to standard output unless the result is there.
     pub(super) fn finish(self, stdout_taken: bool) -> Result<Outcome> {
         let Verifier { limits, compared, differ } = self;
         if compared == 0 {
