@@ -1,4 +1,4 @@
-//! What a limiter answers. A denial is an answer, never an error.
+//! Decisions. A denial is a decision, never an error.
 
 use alloc::vec::Vec;
 use core::slice;
@@ -7,21 +7,21 @@ use core::time::Duration;
 use crate::Id;
 use crate::time::Timestamp;
 
-/// When the same request would pass.
+/// When the same request would be allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Retry {
-    /// Now: it was allowed.
+    /// Now: the request was allowed.
     #[default]
     Now,
-    /// After so many microseconds, if nobody takes anything more. Tight: one microsecond earlier is
-    /// too early.
+    /// After this many microseconds, if no other request takes units. Tight: one microsecond
+    /// earlier is too early.
     After(u64),
-    /// Never: it costs more than the limit can ever hold.
+    /// Never: the cost exceeds the capacity of the limit.
     Never,
 }
 
 impl Retry {
-    /// Microseconds to wait: zero for now, `None` for never.
+    /// The wait in microseconds: zero for now, `None` for never.
     pub const fn micros(self) -> Option<u64> {
         match self {
             Retry::Now => Some(0),
@@ -30,7 +30,7 @@ impl Retry {
         }
     }
 
-    /// How long to wait: zero for now, `None` for never.
+    /// The wait: zero for now, `None` for never.
     pub const fn duration(self) -> Option<Duration> {
         match self.micros() {
             Some(micros) => Some(Duration::from_micros(micros)),
@@ -38,55 +38,55 @@ impl Retry {
         }
     }
 
-    /// For comparing waits: never is the longest.
+    /// A number that orders waits; never is the longest.
     pub(crate) fn rank(self) -> u64 {
         self.micros().unwrap_or(u64::MAX)
     }
 }
 
-/// What one limit says about one key.
+/// The result of one limit for one key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Verdict {
-    /// Whether this limit alone would allow it.
+    /// Whether this limit alone would allow the request.
     pub allowed: bool,
-    /// Units moved: taken by `check`, `take` and `debit`, given back by `refund`, `settle` and
+    /// The units taken by `check`, `take` and `debit`, or given back by `refund`, `settle` and
     /// `release`.
     pub granted: u64,
-    /// The most that can be left: a bucket's capacity, otherwise the amount.
+    /// The maximum of `remaining`: a bucket's capacity, otherwise the amount.
     pub amount: u64,
-    /// Whole units left.
+    /// The units left, rounded down.
     pub remaining: u64,
-    /// When the same request would pass this limit.
+    /// When this limit would allow the same request.
     pub retry: Retry,
-    /// Microseconds until everything is available again.
+    /// Microseconds until all units are available.
     pub reset_after_us: u64,
-    /// Microseconds until anything more is available; zero when everything is.
+    /// Microseconds until another unit is available; zero if all are.
     pub next_after_us: u64,
 }
 
 impl Verdict {
-    /// How long until everything is available again.
+    /// The time until all units are available.
     pub const fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_after_us)
     }
 
-    /// How long until anything more is available; zero when everything is.
+    /// The time until another unit is available; zero if all are.
     pub const fn next_after(&self) -> Duration {
         Duration::from_micros(self.next_after_us)
     }
 }
 
-/// Who decided.
+/// What made a decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Source {
     /// The store.
     #[default]
     Store,
-    /// This node alone, from what the store had told it.
+    /// This node, from what it knew from the store.
     Local,
-    /// This node alone, because the store did not answer in time.
+    /// This node, because the store did not answer in time.
     Fallback,
-    /// Nobody enforces it: the answer is what would have been.
+    /// A rule in shadow mode: the decision is not enforced.
     Shadow,
 }
 
@@ -102,13 +102,13 @@ impl Source {
     }
 }
 
-/// The answer to a check: allowed or denied, with the numbers a client needs.
+/// The result of a check: allowed or denied, with the numbers for the client.
 ///
 /// Its own numbers are those of the *binding* charge: of a denial, the one with the longest wait;
-/// otherwise the one with the least left, relative to its amount. [`charges`](Decision::charges)
-/// has them all.
+/// otherwise the one with the least left, relative to its amount. [`verdicts`](Decision::verdicts)
+/// has the numbers of all charges.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[must_use = "a decision does nothing by itself: let the request pass only if it is allowed"]
+#[must_use = "a decision does nothing by itself: continue only if it is allowed"]
 pub struct Decision {
     allowed: bool,
     binding: usize,
@@ -138,10 +138,9 @@ impl Decision {
         }
     }
 
-    /// The decision over several charges, in the order in which they were listed; there must be at
-    /// least one.
+    /// The decision over several charges, in their order; there must be at least one.
     ///
-    /// The binding one is found here, so that every store and every listener names the same.
+    /// The binding charge is selected here, so that all stores and protocols agree on it.
     pub fn of_many(verdicts: Vec<Verdict>, allowed: bool, at: Timestamp) -> Self {
         let mut binding = 0;
         for (index, verdict) in verdicts.iter().enumerate() {
@@ -165,88 +164,94 @@ impl Decision {
         Decision { allowed, binding, verdicts, at, source: Source::Store, id: None }
     }
 
-    /// The same decision, made by somebody else.
+    /// The decision with another source.
     pub fn with_source(mut self, source: Source) -> Self {
         self.source = source;
         self
     }
 
-    /// The same decision, under the id by which it can be settled, refunded or released.
+    /// The decision with the id by which it can be settled, refunded or released.
     pub fn with_id(mut self, id: Option<Id>) -> Self {
         self.id = id;
         self
     }
 
-    /// Whether the request may pass.
+    /// Whether the request is allowed.
     #[inline]
     pub fn allowed(&self) -> bool {
         self.allowed
     }
 
-    /// Which charge binds, as an index into [`charges`](Decision::charges).
+    /// The index of the binding charge in [`verdicts`](Decision::verdicts).
     pub fn binding_index(&self) -> usize {
         self.binding
     }
 
-    /// What the binding charge says.
+    /// The verdict of the binding charge.
     pub fn binding(&self) -> &Verdict {
-        &self.charges()[self.binding]
+        &self.verdicts()[self.binding]
     }
 
-    /// What every charge says, in the order in which they were listed.
-    pub fn charges(&self) -> &[Verdict] {
+    /// The verdicts of all charges, in their order.
+    pub fn verdicts(&self) -> &[Verdict] {
         match &self.verdicts {
             Verdicts::One(verdict) => slice::from_ref(verdict),
             Verdicts::Many(verdicts) => verdicts,
         }
     }
 
-    /// Units moved; see [`Verdict::granted`].
+    /// The verdicts of all charges, under the name of earlier versions.
+    #[doc(hidden)]
+    pub fn charges(&self) -> &[Verdict] {
+        self.verdicts()
+    }
+
+    /// The units taken or given back; see [`Verdict::granted`].
     pub fn granted(&self) -> u64 {
         self.binding().granted
     }
 
-    /// The most that can be left under the binding limit.
+    /// The maximum of `remaining` under the binding limit.
     pub fn amount(&self) -> u64 {
         self.binding().amount
     }
 
-    /// Whole units left under the binding limit.
+    /// The units left under the binding limit, rounded down.
     pub fn remaining(&self) -> u64 {
         self.binding().remaining
     }
 
-    /// When the same request would pass.
+    /// When the same request would be allowed.
     pub fn retry(&self) -> Retry {
         self.binding().retry
     }
 
-    /// How long to wait before trying again: zero when allowed, `None` when it can never pass.
+    /// The wait before a retry: zero if allowed, `None` if it can never be allowed.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry().duration()
     }
 
-    /// How long until everything under the binding limit is available again.
+    /// The time until all units of the binding limit are available.
     pub fn reset_after(&self) -> Duration {
         self.binding().reset_after()
     }
 
-    /// How long until anything more is available under the binding limit; zero when everything is.
+    /// The time until another unit of the binding limit is available; zero if all are.
     pub fn next_after(&self) -> Duration {
         self.binding().next_after()
     }
 
-    /// When it was decided, by the clock of whoever decided.
+    /// The time of the decision, by the clock of its store.
     pub fn at(&self) -> Timestamp {
         self.at
     }
 
-    /// Who decided.
+    /// What made the decision.
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// The id by which it can be settled, refunded or released, if it has one.
+    /// The id by which it can be settled, refunded or released, if there is one.
     pub fn id(&self) -> Option<Id> {
         self.id
     }

@@ -34,7 +34,7 @@ impl Model {
         // … here the model would run …
 
         let settled = reservation.settle_each(&[1, used]).await?;
-        let tokens = &settled.charges()[1];
+        let tokens = &settled.verdicts()[1];
         let what = match used.checked_sub(estimate) {
             None => format!("{} given back", tokens.granted),
             Some(0) => "as estimated".into(),

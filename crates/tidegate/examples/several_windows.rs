@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // What the second limit denied was not charged to the first either.
     let peek = limiter.peek("user:7").await?;
-    for (limit, verdict) in limiter.limits().iter().zip(peek.charges()) {
+    for (limit, verdict) in limiter.limits().iter().zip(peek.verdicts()) {
         println!("{limit}: {} of {} left", verdict.remaining, verdict.amount);
     }
     Ok(())

@@ -139,7 +139,7 @@ fn tell_with_ids(source: &mut impl Source, kind: Kind, length: usize) -> Result<
         // A lease without a name cannot be named.
         let named = id.filter(|id| *id != Id::NONE);
         let (expected, allowed) = naive::decide(op, named, now, asked.collect());
-        if (decision.charges(), decision.allowed()) != (&expected[..], allowed) {
+        if (decision.verdicts(), decision.allowed()) != (&expected[..], allowed) {
             let story = &story[story.len().saturating_sub(12)..];
             return Err(format!(
                 "{limits:?}\nstory {story:?}\n from {before}\n  got {decision:?}\n want {expected:?}\nmodel {naives:?}"

@@ -182,7 +182,7 @@ impl<'a> Acquire<'a> {
             };
             // A lease ends at its ttl at the latest, perhaps sooner. The waits of the other limits
             // are certain.
-            let others = decision.charges().iter().zip(&leases).filter(|(_, lease)| !**lease);
+            let others = decision.verdicts().iter().zip(&leases).filter(|(_, lease)| !**lease);
             let known_us =
                 others.filter_map(|(verdict, _)| verdict.retry.micros()).max().unwrap_or(0);
             let not_before = checked_at.after_micros(known_us);

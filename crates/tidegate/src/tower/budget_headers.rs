@@ -132,7 +132,7 @@ impl Setup {
         if self.families == Families::IETF {
             let (policy, rate_limit) = match &self.fixed {
                 Some(fixed) => {
-                    let named = fixed.names.iter().map(String::as_str).zip(decision.charges());
+                    let named = fixed.names.iter().map(String::as_str).zip(decision.verdicts());
                     (Some(fixed.policy.clone()), headers::rate_limit(named))
                 }
                 None => {
@@ -144,7 +144,7 @@ impl Setup {
                         .map(|(name, (_, limit))| (name, *limit))
                         .collect();
                     let policy = HeaderValue::try_from(headers::policy(&named)).ok();
-                    (policy, headers::rate_limit(names.zip(decision.charges())))
+                    (policy, headers::rate_limit(names.zip(decision.verdicts())))
                 }
             };
             if let (Some(policy), Ok(rate_limit)) = (policy, HeaderValue::try_from(rate_limit)) {

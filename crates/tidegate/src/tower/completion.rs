@@ -75,8 +75,8 @@ impl Completion {
         settlement: &Settlement,
         decision: &Decision,
     ) -> Option<BudgetHeaders> {
-        let mut verdicts: Vec<Verdict> = self.decision.charges().to_vec();
-        for (index, verdict) in settlement.indices.iter().zip(decision.charges()) {
+        let mut verdicts: Vec<Verdict> = self.decision.verdicts().to_vec();
+        for (index, verdict) in settlement.indices.iter().zip(decision.verdicts()) {
             verdicts[*index] = *verdict;
         }
         self.decision =

@@ -19,12 +19,12 @@ async fn several_limits_are_one_decision() {
     for remaining in [1, 0] {
         let decision = limiter.check("k").await.unwrap();
         assert!(decision.allowed());
-        assert_eq!(decision.charges()[0].remaining, remaining);
+        assert_eq!(decision.verdicts()[0].remaining, remaining);
     }
     let denied = limiter.check("k").await.unwrap();
     assert!(!denied.allowed());
     assert_eq!((denied.binding_index(), denied.retry()), (0, Retry::After(500_000)));
-    assert_eq!(denied.charges()[1].remaining, 1, "a denial leaves nothing charged");
+    assert_eq!(denied.verdicts()[1].remaining, 1, "a denial leaves nothing charged");
     clock.advance(Duration::from_secs(1));
     assert!(limiter.check("k").await.unwrap().allowed());
     let denied = limiter.check("k").await.unwrap();
@@ -157,7 +157,7 @@ async fn one_check_over_several_keys_is_all_or_nothing() {
     let denied = limiter.decide(both("c")).await.unwrap();
     assert!(!denied.allowed());
     assert_eq!(denied.binding_index(), 1);
-    assert_eq!(denied.charges()[0].remaining, 5, "c has paid nothing");
+    assert_eq!(denied.verdicts()[0].remaining, 5, "c has paid nothing");
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ fn all_or_nothing() {
         let decision = together(Op::Check, &mut after, now);
         assert_eq!(decision.allowed(), alone.iter().all(|verdict| verdict.allowed));
         for (index, (limit, record, cost)) in parts.iter().enumerate() {
-            let verdict = decision.charges()[index];
+            let verdict = decision.verdicts()[index];
             assert_eq!(verdict.allowed, alone[index].allowed, "{limit}");
             let mut single = record.clone();
             if decision.allowed() {
@@ -74,7 +74,7 @@ fn the_order_of_the_charges_does_not_matter() {
         let (a, b) = (together(op, &mut first, now), together(op, &mut other, now));
         assert_eq!(a.allowed(), b.allowed());
         for (place, index) in order.iter().enumerate() {
-            assert_eq!(a.charges()[*index], b.charges()[place]);
+            assert_eq!(a.verdicts()[*index], b.verdicts()[place]);
             assert_eq!(first[*index].1, other[place].1);
         }
     });
@@ -85,7 +85,7 @@ fn the_combined_wait_is_tight_and_the_binding_charge_names_it() {
     scenes(4_000, |mut parts, now, _| {
         let decision = together(Op::Check, &mut parts, now);
         let rank = |retry: Retry| retry.micros().unwrap_or(u64::MAX);
-        let verdicts = decision.charges();
+        let verdicts = decision.verdicts();
         let first = |best: &dyn Fn(&Verdict, &Verdict) -> bool| {
             (0..verdicts.len()).find(|a| verdicts.iter().all(|b| best(&verdicts[*a], b))).unwrap()
         };
@@ -113,7 +113,7 @@ fn take_grants_the_same_to_all_and_is_as_much_as_fits() {
             parts.iter().zip(&rooms).map(|((_, _, cost), room)| *cost.min(room)).min().unwrap();
         let before = parts.clone();
         let decision = together(Op::Take, &mut parts, now);
-        for (index, verdict) in decision.charges().iter().enumerate() {
+        for (index, verdict) in decision.verdicts().iter().enumerate() {
             assert_eq!(verdict.remaining, rooms[index] - most);
             assert_eq!(verdict.granted, if decision.allowed() { most } else { 0 });
         }
