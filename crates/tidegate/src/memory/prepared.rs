@@ -114,7 +114,7 @@ impl Prepared {
         }
     }
 
-    /// Checks one key at a time that the store's clock has told.
+    /// Checks one key at a reading of the store's clock.
     #[inline(always)]
     pub(crate) fn check_at<R: CheckResult>(&self, key: &[u8], cost: u64, now: Timestamp) -> R {
         let inner = &self.pinned.memory.inner;

@@ -153,7 +153,7 @@ pin_project! {
         },
         // The inner service works.
         Calling { #[pin] future: S::Future, allowed: AllowedRequest },
-        // The store settles what the response has told.
+        // The store settles the true costs.
         Settling { settling: BoxFuture<AllowedRequest>, response: Option<S::Response> },
         // The layer responds itself.
         Responding { response: Option<Box<Response<String>>> },

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod axum;
+mod headers;
 mod keys;
 mod leases;
 mod outcome;

@@ -41,7 +41,7 @@ fn numbers_are_stable_and_bounded() {
 }
 
 #[test]
-fn every_limit_that_has_a_number_is_told_from_it() {
+fn every_numbered_limit_is_read_from_its_number() {
     let interned = interned(usize::MAX);
     for text in [
         "10/s",

@@ -3,8 +3,9 @@
 //! A key contains its kind: `ip:192.0.2.7`, `x-api-key:abc`. So a client cannot use the budget of
 //! another one's address by writing that address into a header.
 
+mod write;
+
 use std::fmt::{self, Display, Write};
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use ::http::HeaderName;
@@ -13,10 +14,9 @@ use ::http::header::{AUTHORIZATION, HOST};
 use super::head::RequestHead;
 use super::per_request::BoxFuture;
 use super::text::KeyText;
-use crate::http::{ClientIp, Group, bearer_token, group, normal_host};
-
-/// Longer keys are replaced by a digest, because some tokens are longer than a key may be.
-const MAX_PLAIN_BYTES: usize = 256;
+use crate::http::{ClientIp, bearer_token, group, normal_host};
+pub(super) use write::digest_if_long;
+use write::{digest, join, push_group};
 
 /// Selects the budget of a request: by address, by header, by path, or by a function.
 ///
@@ -103,17 +103,6 @@ pub(super) fn push_peer(head: &RequestHead<'_>, ipv6_prefix: u8, out: &mut KeyTe
     let Some(peer) = head.peer() else { return KeyResult::Misconfigured(NO_PEER) };
     push_group(group(peer, ipv6_prefix), out);
     KeyResult::Found
-}
-
-#[inline]
-fn push_group(group: Group, out: &mut KeyText) {
-    out.push_str("ip:");
-    match group {
-        Group::V4(v4) => out.push_some(|letters| write_v4(v4, letters)),
-        Group::V6(..) => {
-            let _ = write!(out, "{group}");
-        }
-    }
 }
 
 const NO_PEER: &str = "the peer's address is not known: with axum, serve \
@@ -461,63 +450,6 @@ impl fmt::Debug for Key {
             KeyKind::First(_) => "Key(first)",
         })
     }
-}
-
-/// Joins pieces so that different lists of pieces give different keys. A missing piece is empty.
-fn join(pieces: &[String], out: &mut KeyText) -> KeyResult {
-    for (index, piece) in pieces.iter().enumerate() {
-        if index > 0 {
-            out.push_str("|");
-        }
-        for char in piece.chars() {
-            match char {
-                '%' => out.push_str("%25"),
-                '|' => out.push_str("%7C"),
-                char => out.push_str(char.encode_utf8(&mut [0; 4])),
-            }
-        }
-    }
-    let empty = pieces.iter().filter(|piece| piece.is_empty()).count();
-    match empty {
-        0 => KeyResult::Found,
-        all if all == pieces.len() => KeyResult::Missing,
-        _ => KeyResult::Partial,
-    }
-}
-
-/// The digest of a key, if the key is too long. No other key looks like it: all others contain a
-/// colon or are `global`.
-pub(super) fn digest_if_long(key: &[u8]) -> Option<String> {
-    (key.len() > MAX_PLAIN_BYTES).then(|| format!("#{}", digest(key)))
-}
-
-/// Writes an address as it is displayed, and returns its length. Faster than `Display`, for the
-/// most frequent kind of key.
-#[inline]
-fn write_v4(v4: Ipv4Addr, letters: &mut [u8; 16]) -> usize {
-    let mut length = 0;
-    for octet in v4.octets() {
-        let digit = |unit: u8| b'0' + octet / unit % 10;
-        let (digits, more) = if octet < 10 {
-            ([digit(1), b'.', 0, 0], 2)
-        } else if octet < 100 {
-            ([digit(10), digit(1), b'.', 0], 3)
-        } else {
-            ([digit(100), digit(10), digit(1), b'.'], 4)
-        };
-        // Always there: four octets of four bytes.
-        if let Some(room) = letters.get_mut(length..length + 4) {
-            room.copy_from_slice(&digits);
-        }
-        length += more;
-    }
-    // The last dot is not part of it.
-    length - 1
-}
-
-/// Distinguishes keys; it does not have to be a secret.
-fn digest(bytes: &[u8]) -> String {
-    sha1_smol::Sha1::from(bytes).digest().to_string()
 }
 
 #[cfg(test)]

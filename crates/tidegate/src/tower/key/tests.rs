@@ -1,4 +1,8 @@
-use super::*;
+use std::net::Ipv4Addr;
+
+use super::super::text::KeyText;
+use super::write::push_group;
+use crate::http::Group;
 
 #[test]
 fn addresses_are_written_as_they_are_displayed() {
