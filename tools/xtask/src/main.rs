@@ -139,7 +139,6 @@ fn test() -> Result<(), String> {
 fn test_quick() -> Result<(), String> {
     let start = Instant::now();
     format_and_lints()?;
-    step("tidy", || tidy::run(&root(), &[], say))?;
     step("servers", || servers::install(&["--bench"]))?;
     step("tests", || quick::tests(&cargo_path(), |command| run(command)))?;
     say(&format!("\nthe quick tests passed in {} s\n", start.elapsed().as_secs()));
@@ -150,6 +149,7 @@ fn format_and_lints() -> Result<(), String> {
     need_component("fmt", "rustfmt")?;
     need_component("clippy", "clippy")?;
     step("format", cargo(&["fmt", "--all", "--check"]))?;
+    step("tidy", || tidy::gate(&root(), say))?;
     step(
         "lints",
         cargo(&[
