@@ -48,7 +48,7 @@ use self::steps::Steps;
 use self::witness::Witness;
 use crate::clock::Clock;
 use crate::events;
-use crate::store::{Charge, Check, Deciding, Store, StoreError};
+use crate::store::{Charge, Check, Deciding, Diagnosis, Store, StoreError};
 use tidegate_bounded::in_time;
 use tidegate_redis_client::{Chance, Connector, Outcome, Router, Script, Secret, Settings, Value};
 
@@ -381,6 +381,14 @@ impl fmt::Debug for Redis {
 }
 
 impl Store for Redis {
+    fn diagnose(&self, error: &StoreError) -> Diagnosis {
+        let no_answer = match error {
+            StoreError::Unavailable(cause) => cause.downcast_ref::<NoAnswer>(),
+            _ => None,
+        };
+        no_answer.map_or_else(|| Diagnosis::of(error), |own| diagnosis(own.failure()))
+    }
+
     fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a> {
         Box::pin(async move {
             check.validate()?;
@@ -635,6 +643,25 @@ impl Inner {
 
 fn garbled(garbled: call::Garbled) -> StoreError {
     StoreError::Unavailable(Box::new(garbled))
+}
+
+/// What a failure says about the server as a whole.
+fn diagnosis(failure: &Failure) -> Diagnosis {
+    use FailureKind as K;
+    let (why, advice) = (failure.to_string().into(), failure.advice());
+    if failure.is_refusal() {
+        return Diagnosis::Refused { why, advice, is_permanent: failure.is_permanent() };
+    }
+    match failure.kind() {
+        K::Refused | K::Disconnected | K::Unresolved => {
+            Diagnosis::Unresponsive { why, advice, is_disconnected: true }
+        }
+        K::Timeout | K::Loading | K::Busy | K::MaxClients | K::Protocol => {
+            Diagnosis::Unresponsive { why, advice, is_disconnected: false }
+        }
+        K::Overloaded => Diagnosis::Healthy, // this process has too many calls under way
+        _ => Diagnosis::CallFailed { why, advice },
+    }
 }
 
 fn no_answer(applied: bool, failure: Failure, charges: &[Asked<'_>]) -> StoreError {

@@ -1,48 +1,48 @@
-//! Deciding from what the store said last, and charging afterwards. A state machine without a clock
-//! or a store.
+//! Async mode: decide from the store's last answer, charge afterwards. A state machine without a
+//! clock and a store.
 //!
-//! What was let pass here and is not yet charged there is *unsynced*. It counts as used here, and
-//! there is never more of it than a cap: a node at its cap charges first and asks then. So however
-//! the nodes are timed and whatever is lost, no more than the cap of each other node is let pass
-//! beyond the limit.
+//! Units that were allowed here and are not charged yet are *unsynced*. They count as used here,
+//! and a key never has more of them than a cap: at the cap, the node charges first and then lets
+//! the store decide. So however the nodes are timed and whatever is lost, each other node allows at
+//! most its cap beyond the limit.
 
 use tidegate_core::{Algorithm, Id, Limit, Timestamp, Verdict};
 
 use super::last_answer::LastAnswer;
 use crate::store::Charge;
 
-/// How long a key that nobody asks about is remembered.
+/// How long a key without requests is kept.
 const IDLE_US: u64 = 10_000_000;
 
-/// One key that is charged afterwards.
+/// One key in async mode.
 #[derive(Debug)]
-pub(crate) struct Unsynced {
+pub(crate) struct UnsyncedKey {
     pub(crate) charge: Charge<'static>,
     limit: u64,
-    seen: Option<LastAnswer>,
-    /// Let pass and not yet sent.
+    last_answer: Option<LastAnswer>,
+    /// Units allowed and not sent.
     units: u64,
-    /// Sent and not yet answered, with the id under which it is sent again.
+    /// Units sent and not known to be charged, with the id under which they are sent again.
     sent: Option<(Id, u64)>,
-    /// Somebody is waiting for that answer.
-    sending: bool,
-    last_asked: Timestamp,
+    /// Whether a call is in flight.
+    is_sending: bool,
+    last_request: Timestamp,
 }
 
-/// What is decided here.
+/// The local answer to a charge in async mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Here {
-    /// It may pass, and will be charged.
+pub(crate) enum AsyncVerdict {
+    /// It is allowed and will be charged.
     Spent(Verdict),
-    /// There is no room, as far as is known.
+    /// It does not fit, as far as is known.
     Denied(Verdict),
-    /// Nothing is known, or too much is not yet charged: the store must be asked.
-    Ask,
+    /// Nothing is known, or the key is at its cap: the store must decide.
+    NeedsStore,
 }
 
-/// The most that may be unsynced, unless told otherwise: together with the other nodes a part of
-/// the limit; for one node all of it.
-pub(crate) fn cap(limit: &Limit, error_per_mille: u64, nodes: u64) -> u64 {
+/// The most units of a key that may be unsynced by default: the other nodes together a part of the
+/// limit, a single node all of it.
+pub(crate) fn default_cap(limit: &Limit, error_per_mille: u64, nodes: u64) -> u64 {
     if nodes <= 1 {
         return limit.capacity();
     }
@@ -51,102 +51,107 @@ pub(crate) fn cap(limit: &Limit, error_per_mille: u64, nodes: u64) -> u64 {
     u64::try_from(part).unwrap_or(u64::MAX).max(1)
 }
 
-impl Unsynced {
+impl UnsyncedKey {
     pub(crate) fn new(charge: Charge<'static>, limit: u64, now: Timestamp) -> Self {
-        Unsynced {
+        UnsyncedKey {
             charge,
             limit,
-            seen: None,
+            last_answer: None,
             units: 0,
             sent: None,
-            sending: false,
-            last_asked: now,
+            is_sending: false,
+            last_request: now,
         }
     }
 
-    /// Whether it is about the same limit. If not, what was seen is worth nothing; what is not yet
-    /// charged is charged under the new one.
-    pub(crate) fn is_under(&mut self, charge: &Charge<'_>, limit: u64) {
+    /// Sets the limit. A new limit drops the last answer; unsynced units are charged under the new
+    /// one.
+    pub(crate) fn set_limit(&mut self, charge: &Charge<'_>, limit: u64) {
         if self.limit != limit {
-            (self.limit, self.charge.limit, self.seen) = (limit, charge.limit, None);
+            (self.limit, self.charge.limit, self.last_answer) = (limit, charge.limit, None);
         }
     }
 
-    /// Units that were let pass and are not known to be charged.
+    /// Units that were allowed and are not known to be charged.
     pub(crate) fn unsynced(&self) -> u64 {
         self.units + self.sent.map_or(0, |(_, units)| units)
     }
 
-    pub(crate) fn spend(&mut self, cost: u64, cap: u64, now: Timestamp) -> Here {
-        self.last_asked = now;
-        let Some(seen) = self.seen else { return Here::Ask };
+    pub(crate) fn spend(&mut self, cost: u64, cap: u64, now: Timestamp) -> AsyncVerdict {
+        self.last_request = now;
+        let Some(answer) = self.last_answer else { return AsyncVerdict::NeedsStore };
         let (limit, unsynced) = (&self.charge.limit, self.unsynced());
-        let left = seen.left(limit, now).saturating_sub(unsynced);
+        let left = answer.left(limit, now).saturating_sub(unsynced);
         if cost > left {
-            // Of a bucket or a window is known how it goes on by itself, with what was spent here.
+            // The future of a bucket or a window is known, also with what was spent here.
             let denied = match limit.algorithm() {
                 Algorithm::Bucket(_) | Algorithm::Window(_) => {
-                    seen.strictest(limit, cost, unsynced, now)
+                    answer.strictest(limit, cost, unsynced, now)
                 }
-                _ => seen.expected(limit, cost, unsynced, now),
+                _ => answer.expected(limit, cost, unsynced, now),
             };
-            return denied.filter(|verdict| !verdict.allowed).map_or(Here::Ask, Here::Denied);
+            return denied
+                .filter(|verdict| !verdict.allowed)
+                .map_or(AsyncVerdict::NeedsStore, AsyncVerdict::Denied);
         }
         if unsynced.saturating_add(cost) > cap {
-            return Here::Ask;
+            return AsyncVerdict::NeedsStore;
         }
         self.units += cost;
-        let verdict = seen.verdict(limit, left - cost, unsynced + cost, now);
-        Here::Spent(Verdict { granted: cost, ..verdict })
+        let verdict = answer.verdict(limit, left - cost, unsynced + cost, now);
+        AsyncVerdict::Spent(Verdict { granted: cost, ..verdict })
     }
 
-    /// Takes back what was spent a moment ago, because the request was denied elsewhere, or because
-    /// it is given back. Says how much of it was not charged yet.
+    /// Takes back units of a check that was denied, or that are refunded. Returns how many of them
+    /// were not sent yet.
     pub(crate) fn unspend(&mut self, cost: u64) -> u64 {
         let back = cost.min(self.units);
         self.units -= back;
         back
     }
 
-    /// What is to be charged now, and under which id. Nothing, if somebody is doing that already.
+    /// Begins a call: the units to charge and their id. None if a call is in flight already.
     pub(crate) fn send(&mut self, fresh: Id) -> Option<(Id, u64)> {
-        if self.sending || (self.units == 0 && self.sent.is_none()) {
+        if self.is_sending || (self.units == 0 && self.sent.is_none()) {
             return None;
         }
-        // What may have been charged already is sent under the same id, which is not charged twice.
+        // Units that may be charged already are sent under the same id, which charges them once.
         let sent = *self.sent.get_or_insert_with(|| (fresh, std::mem::take(&mut self.units)));
-        self.sending = true;
+        self.is_sending = true;
         Some(sent)
     }
 
-    /// It was charged.
-    pub(crate) fn synced(&mut self, seen: LastAnswer) {
-        (self.sent, self.sending) = (None, false);
-        self.saw(seen);
+    /// Records that the call charged its units.
+    pub(crate) fn synced(&mut self, answer: LastAnswer) {
+        (self.sent, self.is_sending) = (None, false);
+        self.record(answer);
     }
 
-    /// The store had no answer, or no room for more debt: it is kept and sent again.
-    pub(crate) fn not_synced(&mut self, charged: bool) {
-        self.sending = false;
-        if !charged && let Some((_, units)) = self.sent.take() {
+    /// Records that the call had no answer or that the limit had no room for the debt: its units
+    /// are sent again, under the same id if they may have been charged.
+    pub(crate) fn not_synced(&mut self, may_be_charged: bool) {
+        self.is_sending = false;
+        if !may_be_charged && let Some((_, units)) = self.sent.take() {
             self.units += units;
         }
     }
 
-    /// The store has said how things stand.
-    pub(crate) fn saw(&mut self, seen: LastAnswer) {
-        if seen.limit == self.limit && self.seen.is_none_or(|known| known.sent <= seen.sent) {
-            self.seen = Some(seen);
+    /// Records an answer of the store, unless a newer one is known.
+    pub(crate) fn record(&mut self, answer: LastAnswer) {
+        if answer.limit == self.limit
+            && self.last_answer.is_none_or(|known| known.sent <= answer.sent)
+        {
+            self.last_answer = Some(answer);
         }
     }
 
-    /// Everything was forgotten there.
+    /// Drops everything: the key was reset in the store.
     pub(crate) fn reset(&mut self) {
-        (self.units, self.seen) = (0, None);
+        (self.units, self.last_answer) = (0, None);
     }
 
-    /// Whether nobody would miss it.
+    /// Whether the key can be removed.
     pub(crate) fn is_idle(&self, now: Timestamp) -> bool {
-        self.unsynced() == 0 && !self.sending && now.micros_since(self.last_asked) >= IDLE_US
+        self.unsynced() == 0 && !self.is_sending && now.micros_since(self.last_request) >= IDLE_US
     }
 }

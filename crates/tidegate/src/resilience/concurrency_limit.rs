@@ -1,67 +1,67 @@
-//! How many calls may be under way: as many as the store answers in time. A state machine without a
-//! clock.
+//! The concurrency limit: how many calls may be in flight. A state machine without a clock.
 //!
-//! A store that is asked for more than it can do answers everything too late, if everything is
-//! sent. So the bound falls when calls miss their deadline, at most once in the time that a call
-//! may take, and rises again, one by one, as calls are answered. What finds no room is decided here
-//! at once, and the store goes on doing as much as it can.
+//! An overloaded store that receives every call answers all of them too late. So the bound falls
+//! when calls miss their deadline, at most once per deadline, and rises one by one as calls are
+//! answered. Checks beyond the bound are decided locally, and the store works at its capacity.
 
 use tidegate_core::Timestamp;
 
-/// It never falls below this, or one bad moment would be remembered for long.
-const LEAST: usize = 16;
-/// So many answers make room for one more.
-const ANSWERS: u32 = 8;
+/// The bound never falls below this, so that it recovers soon from one stall.
+const MIN_BOUND: usize = 16;
+/// The number of answers that raise the bound by one.
+const ANSWERS_PER_STEP: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) struct ConcurrencyLimit {
-    under_way: usize,
+    in_flight: usize,
     bound: usize,
-    most: usize,
+    max: usize,
+    /// Answers since the bound last rose.
     answers: u32,
-    fell: Timestamp,
+    fell_at: Timestamp,
 }
 
 impl ConcurrencyLimit {
-    pub(crate) fn new(most: usize) -> Self {
-        ConcurrencyLimit { under_way: 0, bound: most, most, answers: 0, fell: Timestamp::EPOCH }
+    pub(crate) fn new(max: usize) -> Self {
+        ConcurrencyLimit { in_flight: 0, bound: max, max, answers: 0, fell_at: Timestamp::EPOCH }
     }
 
-    /// Whether one more may begin; then it has.
+    /// Begins a call, if the bound allows it.
     pub(crate) fn begin(&mut self) -> bool {
-        let room = self.under_way < self.bound;
-        self.under_way += usize::from(room);
-        room
+        let fits = self.in_flight < self.bound;
+        self.in_flight += usize::from(fits);
+        fits
     }
 
     pub(crate) fn end(&mut self) {
-        self.under_way = self.under_way.saturating_sub(1);
+        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    pub(crate) fn under_way(&self) -> usize {
-        self.under_way
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
-    /// A call was answered in time.
+    /// Records an answer in time.
     pub(crate) fn answered(&mut self) {
         self.answers += 1;
-        if self.answers >= ANSWERS {
+        if self.answers >= ANSWERS_PER_STEP {
             self.answers = 0;
-            self.bound = (self.bound + 1).min(self.most);
+            self.bound = (self.bound + 1).min(self.max);
         }
     }
 
-    /// The store was away and is back: what was learnt meanwhile was about something else.
-    pub(crate) fn begin_anew(&mut self) {
-        (self.bound, self.answers) = (self.most, 0);
+    /// Resets the bound after an outage: misses during an outage are not overload.
+    pub(crate) fn restart(&mut self) {
+        (self.bound, self.answers) = (self.max, 0);
     }
 
-    /// A call, sent at `sent`, was not answered in time. Those that were sent before the bound fell
-    /// say nothing about it.
+    /// Records a miss of a call sent at `sent`. A call sent before the bound last fell says nothing
+    /// about the new bound.
     pub(crate) fn missed(&mut self, sent: Timestamp, now: Timestamp) {
-        if sent >= self.fell {
-            self.bound = (self.bound.min(self.under_way.max(1)) * 3 / 4).max(LEAST.min(self.most));
-            (self.fell, self.answers) = (now, 0);
+        if sent >= self.fell_at {
+            self.bound =
+                (self.bound.min(self.in_flight.max(1)) * 3 / 4).max(MIN_BOUND.min(self.max));
+            (self.fell_at, self.answers) = (now, 0);
         }
     }
 }
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn falls_once_for_all_that_were_sent_before_and_rises_with_answers() {
+    fn falls_once_for_all_calls_sent_before_and_rises_with_answers() {
         let mut concurrency_limit = ConcurrencyLimit::new(100);
         assert_eq!((0..150).filter(|_| concurrency_limit.begin()).count(), 100);
         (0..50).for_each(|_| concurrency_limit.missed(at(0), at(5)));
@@ -85,14 +85,14 @@ mod tests {
         assert_eq!((0..150).filter(|_| concurrency_limit.begin()).count(), 10);
         (0..10_000).for_each(|_| concurrency_limit.answered());
         assert_eq!((0..150).filter(|_| concurrency_limit.begin()).count(), 15);
-        assert_eq!(concurrency_limit.under_way(), 100);
+        assert_eq!(concurrency_limit.in_flight(), 100);
     }
 
     #[test]
-    fn never_falls_to_nothing() {
+    fn never_falls_below_the_minimum() {
         let mut concurrency_limit = ConcurrencyLimit::new(100);
         (0..100).for_each(|n| concurrency_limit.missed(at(n * 10), at(n * 10 + 5)));
-        assert_eq!((0..150).filter(|_| concurrency_limit.begin()).count(), LEAST);
+        assert_eq!((0..150).filter(|_| concurrency_limit.begin()).count(), MIN_BOUND);
         let mut few = ConcurrencyLimit::new(3);
         (0..100).for_each(|n| few.missed(at(n * 10), at(n * 10 + 5)));
         assert_eq!((0..150).filter(|_| few.begin()).count(), 3);

@@ -1,10 +1,10 @@
 //! The fields that the store would return for a check now, derived from its last answer.
 //!
-//! An answer does not contain the state, but it contains when things happen: when one more unit is
-//! left, when the denied cost fits, when nothing is in use. For a bucket these times leave a range
-//! of levels, less than one tick wide. What the whole range agrees on is exact; where it does not
-//! agree, the store must be asked. All times are the store's: its time of the decision, plus what
-//! has passed here since the answer came.
+//! An answer does not contain the state, but it contains times: when one more unit is left, when
+//! the denied cost fits, when nothing is in use. For a bucket these times leave a range of levels
+//! less than one tick wide. A field on which the whole range agrees is exact; otherwise the store
+//! must decide. All times are the store's: its time of the decision, plus what has passed here
+//! since the answer arrived.
 
 use tidegate_core::algorithm::bucket::{Level, Rate};
 use tidegate_core::algorithm::window::Count;
@@ -14,9 +14,8 @@ use tidegate_core::{Algorithm, Id, Limit, MAX_WAIT_US, Retry, Timestamp, Verdict
 use super::last_answer::LastAnswer;
 
 impl LastAnswer {
-    /// What the store would return for a check of `cost` that it denies as a whole, if only `spent`
-    /// units were charged since its last answer. Nothing, where that answer does not tell all
-    /// fields exactly.
+    /// The verdict of the store on `cost` in a check that is denied, if only `spent` units were
+    /// charged since its last answer; `None` if that answer does not determine every field.
     pub(crate) fn expected(
         &self,
         limit: &Limit,
@@ -28,8 +27,8 @@ impl LastAnswer {
         (least == most).then_some(least)
     }
 
-    /// The same, but the strictest fields that are possible where they are not known exactly: off
-    /// by less than a tick of the limit.
+    /// The same with the strictest possible fields where the exact ones are unknown: off by less
+    /// than a tick of the limit.
     pub(crate) fn strictest(
         &self,
         limit: &Limit,
@@ -40,9 +39,9 @@ impl LastAnswer {
         self.range(limit, cost, spent, now).map(|[_, most]| most)
     }
 
-    /// The fields at the least and at the most usage that the last answer leaves possible.
+    /// The verdicts at the least and at the most usage that the last answer leaves possible.
     fn range(&self, limit: &Limit, cost: u64, spent: u64, now: Timestamp) -> Option<[Verdict; 2]> {
-        if self.converted || self.reset_us >= MAX_WAIT_US {
+        if self.is_converted || self.reset_us >= MAX_WAIT_US {
             return None;
         }
         let passed_us = now.micros_since(self.answered);
@@ -61,19 +60,19 @@ impl LastAnswer {
         }
     }
 
-    /// The lowest and the highest level of a bucket that this answer can have come from.
+    /// The lowest and the highest level of a bucket that agree with this answer.
     fn levels(&self, bucket: &Bucket) -> Option<[Level; 2]> {
         let Rate { p, q, grid } = bucket.rate;
         let mut low = Level { units: 0, at: self.at };
         if self.reset_us == 0 {
             return Some([low; 2]);
         }
-        // Empty after so many ticks, and not one earlier.
+        // It is empty after this many ticks and not one earlier.
         let ticks = self.reset_us.div_ceil(grid);
         let at_us = (self.at.as_micros() + self.reset_us).checked_sub(ticks * grid)?;
         low = Level { units: (ticks - 1) * p + 1, at: Timestamp::from_micros(at_us) };
         let mut high = Level { units: ticks * p, ..low };
-        // A cost fits after so many ticks, and not one earlier.
+        // A cost fits after this many ticks and not one earlier.
         for (cost, wait_us) in
             [Some((self.remaining + 1, self.next_us)), self.wait].into_iter().flatten()
         {
@@ -90,8 +89,8 @@ impl LastAnswer {
         (low.units <= high.units).then_some([low, high])
     }
 
-    /// What a window holds after this answer. More than the amount, in debt, makes no difference to
-    /// a check.
+    /// The count of a window after this answer. Debt beyond the amount makes no difference to a
+    /// check.
     fn count(&self, window: &Window) -> Option<Count> {
         let used = window.amount.saturating_sub(self.remaining);
         if used == 0 {
@@ -102,8 +101,8 @@ impl LastAnswer {
         Some(Count { start, last: start, used })
     }
 
-    /// Of any algorithm, as long as no more is left than at the answer: the waits that it contains,
-    /// shorter by the time that has passed.
+    /// The verdict of any algorithm, as long as no more is left than at the answer: its waits,
+    /// shortened by the time that has passed.
     fn until_next(&self, limit: &Limit, cost: u64, passed_us: u64) -> Option<Verdict> {
         let (capacity, remaining) = (limit.capacity(), self.remaining);
         if remaining < capacity && passed_us >= self.next_us {
@@ -133,8 +132,7 @@ impl LastAnswer {
     }
 }
 
-/// The fields of a check of `cost` on this state, after `spent` more units, if the check is denied
-/// as a whole.
+/// The verdict on `cost` from this state after `spent` more units, in a check that is denied.
 fn fields<K>(
     limit: &Limit,
     kernel: &K,

@@ -1,18 +1,18 @@
-//! What the store has said of a charge last, and what follows from it for the time since. No clock
-//! in here: whoever asks says what time it is.
+//! The last answer of the store about a charge, and what it proves about later checks. No clock:
+//! time is an argument.
 //!
-//! Three uses. A denial is certain until its wait is over, counted from the moment the question was
-//! *sent*: the store judged later than that, so nothing is denied here that it would allow. The
-//! fields of such a denial are those that the store would return, as the `expected` module derives
-//! them. And what was left at the last answer, counted from the moment the answer *came*, is what
-//! this node goes on from when it decides alone.
+//! It has three uses. The deny cache: a denial holds until its wait is over, counted from the time
+//! the call was *sent*. The store decided later than that, so nothing is denied here that it would
+//! allow. The fields of a cached denial: those that the store would return, as the
+//! [`expected`](super::expected) module derives them. The fallback: what was left at the last
+//! answer, counted from the time the answer *arrived*, is where the share of this node starts.
 
 use tidegate_core::{Algorithm, CLOCK_TOLERANCE_US, Limit, Retry, Timestamp, Verdict};
 
-/// What the store has said of one charge.
+/// The last answer of the store about one charge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LastAnswer {
-    /// Which limit it was, by a hash.
+    /// The limit, as a [hash](super::fingerprint::Fingerprints::limit).
     pub(crate) limit: u64,
     pub(crate) sent: Timestamp,
     pub(crate) answered: Timestamp,
@@ -23,37 +23,37 @@ pub(crate) struct LastAnswer {
     pub(super) next_us: u64,
     /// The cost that this answer denied, and its wait in microseconds.
     pub(super) wait: Option<(u64, u64)>,
-    /// The store may hold the state in the scale of another limit, which ends at a time that no
-    /// answer contains.
-    pub(super) converted: bool,
-    /// Denials that may still hold: the cheapest that is known, and the last one.
-    denied: [Option<Denied>; 2],
-    sends: Sends,
+    /// Whether the store may hold the state in the scale of another limit, which drains at a time
+    /// that no answer contains.
+    pub(super) is_converted: bool,
+    /// Denials that may still hold: the cheapest one, and the last one.
+    denied: [Option<CachedDenial>; 2],
+    in_flight: InFlightUnits,
 }
 
-/// What this node has sent about one charge, and how much of it the last answer knew of.
+/// The units this node has sent about one charge, and how many of them the last answer includes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Sends {
-    /// Units of all checks that were sent,
+struct InFlightUnits {
+    /// The units of all checks sent.
     sent: u64,
-    /// of which the last answer includes so many.
+    /// How many of them the last answer includes.
     included: u64,
-    /// The largest of those that it does not include.
+    /// The largest cost that it does not include.
     largest: u64,
-    /// Something may have come back since, or was sent and nobody knows what became of it.
-    uncertain: bool,
+    /// Whether something may have been given back since, or a call has an unknown outcome.
+    is_uncertain: bool,
 }
 
-/// A check of this cost is denied until then.
+/// A denial that holds for this cost until then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Denied {
+struct CachedDenial {
     cost: u64,
     until: Timestamp,
 }
 
 impl LastAnswer {
     /// `at` is the store's time of the decision; `sent` and `answered` are this node's times of the
-    /// call and of its answer.
+    /// call and its answer.
     pub(crate) fn new(
         limit: u64,
         verdict: &Verdict,
@@ -71,18 +71,18 @@ impl LastAnswer {
             reset_us,
             next_us,
             wait: None,
-            converted: false,
+            is_converted: false,
             denied: [None; 2],
-            sends: Sends::default(),
+            in_flight: InFlightUnits::default(),
         }
     }
 
-    /// The store has denied `cost` in this answer: certain for as long as it said, but at most for
-    /// `longest_us`. Others may give something back without this node hearing of it.
+    /// Caches the denial of `cost` for as long as the store said, at most for `longest_us`: other
+    /// nodes may give something back meanwhile.
     pub(crate) fn deny(&mut self, cost: u64, retry: Retry, longest_us: u64) {
         let Retry::After(wait_us) = retry else { return };
         self.wait = Some((cost, wait_us));
-        let denied = Denied { cost, until: self.sent.after_micros(wait_us.min(longest_us)) };
+        let denied = CachedDenial { cost, until: self.sent.after_micros(wait_us.min(longest_us)) };
         match &mut self.denied {
             [Some(cheapest), last] if cheapest.until > self.sent && cheapest.cost < cost => {
                 *last = Some(denied)
@@ -91,13 +91,13 @@ impl LastAnswer {
         }
     }
 
-    /// Whether this answer is older than `known`. Calls that overlap are ordered by the store's
-    /// clock; if it has stepped between them, by when they were sent.
+    /// Whether this answer is older than `known`. Overlapping calls are ordered by the store's
+    /// clock; if that clock has stepped between them, by when they were sent.
     pub(crate) fn is_older_than(&self, known: &LastAnswer) -> bool {
         if self.sent >= known.answered {
             return false;
         }
-        // Both were decided between the first call and the last answer.
+        // The store decided both between the first call and the last answer.
         let at_most_us = self.answered.max(known.answered).micros_since(self.sent.min(known.sent));
         let apart_us = self.at.micros_since(known.at).max(known.at.micros_since(self.at));
         if apart_us > at_most_us.saturating_add(CLOCK_TOLERANCE_US) {
@@ -106,85 +106,86 @@ impl LastAnswer {
         (self.at, self.sent) < (known.at, known.sent)
     }
 
-    /// An answer that is older than this one, of the question with this mark: this one includes
-    /// whatever was sent before it, too.
+    /// Records that an older answer, of the call with this mark, has arrived: this answer includes
+    /// all calls up to that mark.
     pub(crate) fn includes(&mut self, mark: Option<u64>) {
-        self.sends.included = self.sends.included.max(mark.unwrap_or(0));
+        self.in_flight.included = self.in_flight.included.max(mark.unwrap_or(0));
     }
 
-    /// Takes over what an older answer said about denials and what still holds. `mark` is what
-    /// [`sends`](LastAnswer::sends) said of the question that is answered now; `moved` says whether
-    /// that call charged or gave back anything, which writes the state in this limit's scale.
-    pub(crate) fn keep(&mut self, older: &LastAnswer, mark: Option<u64>, moved: bool) {
-        self.converted = !moved && (older.converted || self.limit != older.limit);
+    /// Takes over from an older answer the denials that still hold and the units in flight. `mark`
+    /// is what [`sends`](LastAnswer::sends) returned for the call answered now; `has_written` says
+    /// whether that call changed the state, which writes it in this limit's scale.
+    pub(crate) fn keep(&mut self, older: &LastAnswer, mark: Option<u64>, has_written: bool) {
+        self.is_converted = !has_written && (older.is_converted || self.limit != older.limit);
         if self.limit == older.limit {
-            self.sends = older.sends;
+            self.in_flight = older.in_flight;
             match mark {
-                // Whatever was sent before it was done before it.
+                // Calls sent before it were decided before it.
                 Some(mark) => {
-                    self.sends.included = self.sends.included.max(mark);
-                    self.sends.uncertain = false;
+                    self.in_flight.included = self.in_flight.included.max(mark);
+                    self.in_flight.is_uncertain = false;
                 }
-                None => self.sends.uncertain = true,
+                None => self.in_flight.is_uncertain = true,
             }
             self.denied =
                 older.denied.map(|denied| denied.filter(|denied| denied.until > self.sent));
         }
     }
 
-    /// Something was given back, or may have been: no denial is certain any more.
+    /// Clears the cached denials: something was given back, or may have been.
     pub(crate) fn forget_denials(&mut self) {
         self.denied = [None; 2];
-        self.sends.uncertain = true;
+        self.in_flight.is_uncertain = true;
     }
 
-    /// A check of this cost is sent. The mark is for [`keep`](LastAnswer::keep).
+    /// Records a check in flight. Returns its mark, for [`keep`](LastAnswer::keep).
     pub(crate) fn sends(&mut self, cost: u64) -> u64 {
-        let Sends { sent, included, largest, .. } = &mut self.sends;
+        let InFlightUnits { sent, included, largest, .. } = &mut self.in_flight;
         *largest = if sent == included { cost } else { cost.max(*largest) };
         *sent = sent.saturating_add(cost);
         *sent
     }
 
-    /// The mark of what was sent last.
+    /// The mark of the last check sent.
     pub(crate) fn sent_so_far(&self) -> u64 {
-        self.sends.sent
+        self.in_flight.sent
     }
 
-    /// Nobody knows what became of something that was sent.
+    /// Records that the outcome of a check in flight is unknown.
     pub(crate) fn lost(&mut self) {
-        self.sends.uncertain = true;
+        self.in_flight.is_uncertain = true;
     }
 
-    /// The denial of `cost` because this node has already sent checks for all that can be left
-    /// until `then`, by which it would be decided. Those that were sent cost no more than this one:
-    /// if all of them pass, too little is left, and if one of them is denied this one would be,
-    /// too, had it come together with that one. So it is denied in vain at most for what drains in
-    /// one round trip. Its fields are those after all of them were charged.
-    pub(crate) fn crowded(
+    /// The denial of `cost` because this node has already sent checks for all that can be left at
+    /// `then`, the latest time of its decision.
+    ///
+    /// The checks in flight cost no more than this one: if all are allowed, too little is left, and
+    /// if one is denied, this one would be denied next to it. So the denial is wrong at most for
+    /// what drains in one round trip. Its fields assume that all of them are charged.
+    pub(crate) fn denied_by_in_flight(
         &self,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
         then: Timestamp,
     ) -> Option<Verdict> {
-        let Sends { sent, included, largest, uncertain } = self.sends;
-        let under_way = sent.saturating_sub(included);
-        if uncertain || under_way == 0 || largest > cost || cost > limit.capacity() {
+        let InFlightUnits { sent, included, largest, is_uncertain } = self.in_flight;
+        let in_flight = sent.saturating_sub(included);
+        if is_uncertain || in_flight == 0 || largest > cost || cost > limit.capacity() {
             return None;
         }
-        let crowded = self.at_most(limit, then)? < under_way.saturating_add(cost);
-        let verdict = if crowded { self.strictest(limit, cost, under_way, now) } else { None };
+        let is_denied = self.max_left(limit, then)? < in_flight.saturating_add(cost);
+        let verdict = if is_denied { self.strictest(limit, cost, in_flight, now) } else { None };
         verdict.filter(|verdict| !verdict.allowed)
     }
 
-    /// No more than this can be left, whatever others do but give back; where that is known.
-    fn at_most(&self, limit: &Limit, then: Timestamp) -> Option<u64> {
+    /// The most that can be left then if nothing is given back, where that is known.
+    fn max_left(&self, limit: &Limit, then: Timestamp) -> Option<u64> {
         let passed_us = then.micros_since(self.sent);
         match limit.algorithm() {
             Algorithm::Bucket(bucket) => {
                 let rate = bucket.rate;
-                // Whatever was rounded, it was by less than a tick.
+                // Rounding accounts for less than a tick.
                 let level =
                     u128::from((self.reset_us / rate.grid).saturating_sub(1)) * u128::from(rate.p);
                 let drained = (u128::from(passed_us / rate.grid) + 1) * u128::from(rate.p);
@@ -202,17 +203,17 @@ impl LastAnswer {
         }
     }
 
-    /// Whether a check of `cost` is certainly denied.
+    /// Whether a cached denial holds for a check of `cost`.
     pub(crate) fn denies(&self, limit: &Limit, cost: u64, now: Timestamp) -> bool {
         let mut live = self.denied.iter().flatten().filter(|denied| denied.until > now);
         match limit.algorithm() {
             Algorithm::Bucket(_) | Algorithm::Window(_) => live.any(|denied| denied.cost <= cost),
-            // Only of the same cost is known how long it waits.
+            // The wait is known for the same cost only.
             _ => live.any(|denied| denied.cost == cost),
         }
     }
 
-    /// How much is left, if nobody else has taken anything since.
+    /// How much is left if nothing else was charged since.
     pub(crate) fn left(&self, limit: &Limit, now: Timestamp) -> u64 {
         let passed_us = now.micros_since(self.answered);
         match limit.algorithm() {
@@ -231,8 +232,8 @@ impl LastAnswer {
         }
     }
 
-    /// The numbers for a client, when `remaining` units are left and `spent` more than the store
-    /// knows of are in use.
+    /// The fields of an allowed check when `remaining` units are left and `spent` units are in use
+    /// that the store does not know of.
     pub(crate) fn verdict(
         &self,
         limit: &Limit,
@@ -261,7 +262,7 @@ impl LastAnswer {
         }
     }
 
-    /// When everything is available again, if nobody takes anything: a fixed window is over then.
+    /// When everything is available again if nothing else is charged; a fixed window ends then.
     pub(crate) fn reset_at(&self) -> Timestamp {
         self.sent.after_micros(self.reset_us)
     }
@@ -271,20 +272,19 @@ impl LastAnswer {
 mod tests {
     use super::*;
 
-    fn seen(at_secs: u64, sent_ms: u64, answered_ms: u64) -> LastAnswer {
+    fn answer(at_secs: u64, sent_ms: u64, answered_ms: u64) -> LastAnswer {
         let (sent, answered) =
             (Timestamp::from_millis(sent_ms), Timestamp::from_millis(answered_ms));
         LastAnswer::new(1, &Verdict::default(), Timestamp::from_secs(at_secs), sent, answered)
     }
 
-    /// Two calls that overlap. As long as the store's clock runs forward it says which was decided
-    /// later; when it has gone back an hour between them, an answer from before does not count as
-    /// the newer one.
+    /// While the store's clock runs forward it orders two overlapping calls. When it has gone back an
+    /// hour between them, the answer from before does not count as the newer one.
     #[test]
-    fn overlapping_answers_are_ordered_although_the_clock_went_back() {
-        let (first, second) = (seen(7_200, 0, 30), seen(7_201, 10, 1_020));
+    fn overlapping_answers_stay_in_order_when_the_clock_goes_back() {
+        let (first, second) = (answer(7_200, 0, 30), answer(7_201, 10, 1_020));
         assert!(first.is_older_than(&second) && !second.is_older_than(&first));
-        let (before, after) = (seen(7_200, 0, 30), seen(3_600, 10, 20));
+        let (before, after) = (answer(7_200, 0, 30), answer(3_600, 10, 20));
         assert!(before.is_older_than(&after) && !after.is_older_than(&before));
     }
 }

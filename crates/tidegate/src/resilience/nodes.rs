@@ -1,12 +1,11 @@
-//! How many nodes share the store: each takes a lease of a `concurrent` limit there and renews it;
-//! the leases that live are the nodes.
+//! How many nodes share the store. Each holds and renews an entry there, a lease of a `concurrent`
+//! limit; the live entries are the nodes.
 //!
-//! A node that renews is there twice for a moment, so they are counted some time after renewing,
-//! never at the same time as others, and a number is believed when two answers in a row agree on
-//! it. When the store does not answer, or does not take this node's own lease, the last number
-//! stays: the leases of the others end then, too, although they are there. A node that has never
-//! reached the store assumes that it is alone when it decides without it; and that it is one of
-//! many when it takes something ahead, until it knows.
+//! A node that renews has two entries for a short time. So nodes count some time after renewing, at
+//! times that differ, and use a count when two answers in a row agree on it. When the store does
+//! not answer, or does not take this node's own entry, the last count stays: the entries of the
+//! others expire then, too, although they run. Until it has reached the store, a node assumes that
+//! it is the only one when it decides without the store, and one of many when it takes units ahead.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,26 +17,26 @@ use tidegate_core::{Id, Limit, Op, Period};
 use super::Policy;
 use crate::store::{Charge, Check, Scope, Subject};
 
-/// How many nodes a node that knows nothing reckons with when it takes something ahead.
-const MANY: u64 = 10;
-/// The most nodes that are counted.
-const MOST: u64 = 10_000;
-/// How long a node that has gone is still counted.
-const LIFE: Period = Period::seconds(5);
-/// The most leases of this node that are remembered: older ones have ended by themselves.
-const MOST_IDS: usize = 8;
+/// The number of nodes to assume for taking ahead before they are counted.
+const ASSUMED_NODES: u64 = 10;
+/// The most nodes that can be counted.
+const MAX_NODES: u64 = 10_000;
+/// How long a node that has stopped is still counted.
+const LIFETIME: Period = Period::seconds(5);
+/// The most entries of this node to remember: older ones have expired.
+const MAX_IDS: usize = 8;
 /// A scope that no rule can have: the names of rules have no spaces.
 const SCOPE: &str = "tidegate nodes";
 
-/// How the number of nodes is known by which limits are divided without the store.
+/// The source of the number of nodes that divides limits without the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum NodesFrom {
-    /// The configuration says it.
+    /// It is configured.
     Configured,
-    /// They were counted in the store, when it last answered.
+    /// The nodes were counted in the store when it last answered.
     Counted,
-    /// This node has never reached the store since it started, and assumes that it is alone.
+    /// This node has not reached the store since it started, and assumes that it is the only one.
     #[default]
     Assumed,
 }
@@ -53,7 +52,7 @@ impl NodesFrom {
     }
 }
 
-/// For people.
+/// For log lines and messages.
 impl fmt::Display for NodesFrom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -63,106 +62,106 @@ impl fmt::Display for NodesFrom {
     }
 }
 
-/// How many nodes there are.
+/// The number of nodes, and the entries of this one.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    /// As somebody said; otherwise counted.
-    told: Option<u64>,
-    /// Zero as long as nothing is known.
-    counted: AtomicU64,
-    /// What the last answer said.
+    /// The number by configuration; without it the nodes are counted.
+    configured: Option<u64>,
+    /// The number that two answers in a row agreed on; zero before.
+    agreed: AtomicU64,
+    /// The number in the last answer; zero before.
     last: AtomicU64,
-    /// The ids of the leases that the store may have of this node: the last one that it took, and
-    /// those of later calls whose answer did not arrive.
+    /// The ids of the entries that the store may have of this node: the last one that it took, and
+    /// those of later calls without an answer.
     ids: Mutex<Vec<Id>>,
 }
 
 impl Nodes {
-    pub(crate) fn new(told: Option<u64>) -> Self {
+    pub(crate) fn new(configured: Option<u64>) -> Self {
         let number = || AtomicU64::new(0);
         Nodes {
-            told: told.map(|nodes| nodes.max(1)),
-            counted: number(),
+            configured: configured.map(|nodes| nodes.max(1)),
+            agreed: number(),
             last: number(),
             ids: Mutex::default(),
         }
     }
 
-    /// By how many limits are divided without the store, and how that is known.
+    /// The number that divides limits without the store, and its source.
     pub(crate) fn known(&self) -> (u64, NodesFrom) {
-        // Before two answers agree, one is better than none.
-        let counted = match self.counted.load(Ordering::Relaxed) {
+        // One answer is better than none until two agree.
+        let counted = match self.agreed.load(Ordering::Relaxed) {
             0 => self.last.load(Ordering::Relaxed),
             counted => counted,
         };
-        match (self.told, counted) {
-            (Some(told), _) => (told, NodesFrom::Configured),
+        match (self.configured, counted) {
+            (Some(nodes), _) => (nodes, NodesFrom::Configured),
             (None, 0) => (1, NodesFrom::Assumed),
             (None, counted) => (counted, NodesFrom::Counted),
         }
     }
 
-    /// By how many limits are divided without the store.
+    /// The number that divides limits without the store.
     pub(crate) fn number(&self) -> u64 {
         self.known().0
     }
 
-    /// By how many is divided what may be taken ahead of a store that answers. Until they are
-    /// counted there may be others: never fewer than the last answer said.
-    pub(crate) fn taking_ahead(&self) -> u64 {
-        match (self.told, self.counted.load(Ordering::Relaxed)) {
-            (Some(told), _) => told,
-            (None, 0) => MANY.max(self.last.load(Ordering::Relaxed)),
+    /// The number that divides what may be taken ahead. Until two answers agree it is a careful
+    /// assumption, never less than the last answer.
+    pub(crate) fn for_taking_ahead(&self) -> u64 {
+        match (self.configured, self.agreed.load(Ordering::Relaxed)) {
+            (Some(nodes), _) => nodes,
+            (None, 0) => ASSUMED_NODES.max(self.last.load(Ordering::Relaxed)),
             (None, counted) => counted,
         }
     }
 
     pub(crate) fn are_counted(&self) -> bool {
-        self.told.is_none()
+        self.configured.is_none()
     }
 
-    /// Takes the next lease, under a fresh id.
-    pub(crate) fn beat(fresh: Id) -> Check<'static> {
-        lease(Op::Check, fresh)
+    /// The call that takes the next entry, under a fresh id.
+    pub(crate) fn renewal(fresh: Id) -> Check<'static> {
+        entry(Op::Check, fresh)
     }
 
-    /// The store has taken the lease of this id. Ends those before it.
-    pub(crate) fn took(&self, fresh: Id) -> Vec<Check<'static>> {
+    /// Records that the store took the entry of this id. Returns the calls that release those before
+    /// it.
+    pub(crate) fn renewed(&self, fresh: Id) -> Vec<Check<'static>> {
         let before = std::mem::replace(&mut *self.ids.lock(), vec![fresh]);
-        before.into_iter().map(|id| lease(Op::Release, id)).collect()
+        before.into_iter().map(|id| entry(Op::Release, id)).collect()
     }
 
-    /// The store may have taken the lease of this id. It is ended with the others, unless that is
-    /// too long ago to matter.
-    pub(crate) fn may_have_taken(&self, fresh: Id) {
+    /// Records that the store may have taken the entry of this id, to release it with the others.
+    pub(crate) fn may_be_renewed(&self, fresh: Id) {
         let mut ids = self.ids.lock();
-        if ids.len() >= MOST_IDS {
+        if ids.len() >= MAX_IDS {
             ids.remove(0);
         }
         ids.push(fresh);
     }
 
-    /// Looks how many leases there are.
+    /// The call that counts the entries.
     pub(crate) fn count() -> Check<'static> {
-        lease(Op::Peek, Id::NONE).without_id()
+        entry(Op::Peek, Id::NONE).without_id()
     }
 
-    /// Ends what the store may have of this node: it goes away.
+    /// The calls that release all entries of this node when it stops.
     pub(crate) fn leave(&self) -> Vec<Check<'static>> {
-        std::mem::take(&mut *self.ids.lock()).into_iter().map(|id| lease(Op::Release, id)).collect()
+        std::mem::take(&mut *self.ids.lock()).into_iter().map(|id| entry(Op::Release, id)).collect()
     }
 
-    /// So many leases are left.
-    pub(crate) fn heard(&self, remaining: u64) {
-        let nodes = MOST.saturating_sub(remaining).max(1);
+    /// Records an answer to [`count`](Nodes::count): the entries that are left.
+    pub(crate) fn counted(&self, remaining: u64) {
+        let nodes = MAX_NODES.saturating_sub(remaining).max(1);
         if self.last.swap(nodes, Ordering::Relaxed) == nodes {
-            self.counted.store(nodes, Ordering::Relaxed);
+            self.agreed.store(nodes, Ordering::Relaxed);
         }
     }
 }
 
-fn lease(op: Op, id: Id) -> Check<'static> {
-    let limit = Limit::concurrent(MOST, LIFE)
+fn entry(op: Op, id: Id) -> Check<'static> {
+    let limit = Limit::concurrent(MAX_NODES, LIFETIME)
         .build()
         .expect("ten thousand leases of five seconds are a limit");
     let subject = Subject { scope: Scope::Rule(Cow::Borrowed(SCOPE)), key: Cow::Borrowed(b"") };
@@ -176,17 +175,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_ahead_is_divided_by_no_fewer_than_are_known() {
+    fn units_taken_ahead_are_divided_by_at_least_the_known_nodes() {
         let nodes = Nodes::new(None);
-        assert_eq!((nodes.known(), nodes.taking_ahead()), ((1, NodesFrom::Assumed), MANY));
-        // One answer alone may count nodes twice that renew their lease just then: it is believed
-        // only where that is careful.
-        for (heard, taking_ahead) in [(3, MANY), (11, 11)] {
+        assert_eq!(
+            (nodes.known(), nodes.for_taking_ahead()),
+            ((1, NodesFrom::Assumed), ASSUMED_NODES)
+        );
+        // One answer may count nodes twice that are renewing: it is used only where that is
+        // careful.
+        for (counted, for_taking_ahead) in [(3, ASSUMED_NODES), (11, 11)] {
             let nodes = Nodes::new(None);
-            nodes.heard(MOST - heard);
-            assert_eq!((nodes.number(), nodes.taking_ahead()), (heard, taking_ahead));
-            nodes.heard(MOST - heard);
-            assert_eq!((nodes.number(), nodes.taking_ahead()), (heard, heard));
+            nodes.counted(MAX_NODES - counted);
+            assert_eq!((nodes.number(), nodes.for_taking_ahead()), (counted, for_taking_ahead));
+            nodes.counted(MAX_NODES - counted);
+            assert_eq!((nodes.number(), nodes.for_taking_ahead()), (counted, counted));
         }
     }
 }

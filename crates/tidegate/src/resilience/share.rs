@@ -1,9 +1,10 @@
-//! What this node decides alone when the store does not answer: under the limit divided by the
-//! number of nodes, from what the store said last.
+//! The fallback: this node's share of each limit, by which it decides when the store does not
+//! answer.
 //!
-//! The shares of all nodes together are the limit (where it is at least one for each). They live in
-//! a memory store of their own, so what was taken alone is remembered from one outage to the next;
-//! what the store has said is only ever added to it, never taken away.
+//! A share is the limit divided by the number of nodes, so all shares together are the limit
+//! (where that is at least one unit for each). Its state lives in a memory store, so usage is kept
+//! from one outage to the next. The last answer of the store can only add usage to a share, never
+//! remove it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,28 +15,29 @@ use crate::memory::Memory;
 use crate::store::OnFailure;
 use crate::store::{Charge, Check, InvalidCheck};
 
-/// How many keys can be decided alone.
+/// The most keys with a share.
 const MAX_KEYS: usize = 1 << 20;
-/// When somebody is told to come back who would have to wait for the store.
-const COME_BACK_US: u64 = 1_000_000;
+/// The `retry_after` of a denial whose wait only the store knows.
+const RETRY_AFTER_US: u64 = 1_000_000;
 
+/// The shares of all limits.
 #[derive(Debug)]
 pub(crate) struct Share {
     memory: Memory,
-    /// Whether anything was ever decided here.
-    used: AtomicBool,
+    /// Whether a check was ever decided here.
+    is_used: AtomicBool,
 }
 
 impl Share {
     pub(crate) fn new(clock: Clock) -> Self {
         Share {
             memory: Memory::builder().clock(clock).max_keys(MAX_KEYS).build(),
-            used: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
         }
     }
 
-    /// Decides without the store. `policy` says what happens to a charge, `left` what is left of
-    /// the whole limit as far as is known.
+    /// Decides a check without the store. `policy` is that of a charge; `left` is what is left of the
+    /// full limit, where that is known.
     pub(crate) fn decide(
         &self,
         check: &Check<'_>,
@@ -43,46 +45,46 @@ impl Share {
         policy: impl Fn(&Charge<'_>) -> OnFailure,
         left: impl Fn(&Charge<'_>) -> Option<u64>,
     ) -> Result<Decision, InvalidCheck> {
-        let closed = check.charges().iter().any(|charge| policy(charge) == OnFailure::Closed);
+        let is_closed = check.charges().iter().any(|charge| policy(charge) == OnFailure::Closed);
         let local: Vec<usize> = (0..check.charges().len())
             .filter(|&at| policy(&check.charges()[at]) == OnFailure::Local)
             .collect();
-        let shares = local.iter().map(|&at| {
+        let divided = local.iter().map(|&at| {
             let charge = &check.charges()[at];
-            Charge { limit: divided(&charge.limit, nodes), ..charge.clone() }
+            Charge { limit: share_of(&charge.limit, nodes), ..charge.clone() }
         });
-        let mut alone = check.with_charges(shares.collect());
-        if closed {
-            // It will not pass: how the others stand is still told.
-            alone = alone.into_op(Op::Peek);
+        let mut shares = check.with_charges(divided.collect());
+        if is_closed {
+            // The check is denied; the other charges are only read for their fields.
+            shares = shares.into_op(Op::Peek);
         }
         let mut at = self.memory.clock().now();
-        let mut allowed = !closed;
+        let mut allowed = !is_closed;
         let mut verdicts: Vec<Verdict> = check
             .charges()
             .iter()
             .map(|charge| by_policy(check.op(), charge, policy(charge)))
             .collect();
         if !local.is_empty() {
-            self.used.store(true, Ordering::Relaxed);
-            for (place, own) in local.iter().zip(alone.charges()) {
-                if let Some(left) = left(&check.charges()[*place]) {
-                    self.warm(own, left / nodes.max(1));
+            self.is_used.store(true, Ordering::Relaxed);
+            for (index, own) in local.iter().zip(shares.charges()) {
+                if let Some(left) = left(&check.charges()[*index]) {
+                    self.use_up(own, left / nodes.max(1));
                 }
             }
-            let decision = self.memory.decide(&alone)?;
+            let decision = self.memory.decide(&shares)?;
             at = decision.at();
             allowed &= decision.allowed();
-            for (place, verdict) in local.iter().zip(decision.charges()) {
-                let charge = &check.charges()[*place];
+            for (index, verdict) in local.iter().zip(decision.charges()) {
+                let charge = &check.charges()[*index];
                 let retry = match verdict.retry {
-                    // Too much for the share, but not for the limit.
+                    // The cost is above the share but not above the limit.
                     Retry::Never if charge.cost <= charge.limit.capacity() => {
-                        Retry::After(COME_BACK_US)
+                        Retry::After(RETRY_AFTER_US)
                     }
                     retry => retry,
                 };
-                verdicts[*place] = Verdict { amount: charge.limit.capacity(), retry, ..*verdict };
+                verdicts[*index] = Verdict { amount: charge.limit.capacity(), retry, ..*verdict };
             }
         }
         if !allowed {
@@ -95,43 +97,48 @@ impl Share {
         Ok(decision.with_source(Source::Fallback).with_id(check.id()))
     }
 
-    /// Gives back, forgets or settles here, too, what may have been taken here.
+    /// The current time of the shares.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.memory.clock().now()
+    }
+
+    /// Refunds, releases, resets or settles what may have been charged here.
     pub(crate) fn give_back(&self, check: &Check<'_>, nodes: u64) {
-        if !self.used.load(Ordering::Relaxed) {
+        if !self.is_used.load(Ordering::Relaxed) {
             return;
         }
         let shares = check
             .charges()
             .iter()
-            .map(|charge| Charge { limit: divided(&charge.limit, nodes), ..charge.clone() });
+            .map(|charge| Charge { limit: share_of(&charge.limit, nodes), ..charge.clone() });
         let _ = self.memory.decide(&check.with_charges(shares.collect()));
     }
 
-    /// No more is left of a share than of the whole, divided.
-    fn warm(&self, charge: &Charge<'_>, left: u64) {
+    /// Uses up a share until at most `left` units are left.
+    fn use_up(&self, charge: &Charge<'_>, left: u64) {
         if matches!(charge.limit.algorithm(), Algorithm::Concurrent(_)) {
-            return; // what is taken here would be a lease that nobody ends
+            return; // it would be a lease that is never released
         }
-        let ask = |op, cost| {
+        let decide = |op, cost| {
             let charge = Charge { cost, ..charge.clone() };
             self.memory.decide(&Check::of(op).with_charges(vec![charge]))
         };
-        if let Ok(now) = ask(Op::Peek, 0)
+        if let Ok(now) = decide(Op::Peek, 0)
             && now.remaining() > left
         {
-            let _ = ask(Op::Debit, now.remaining() - left);
+            let _ = decide(Op::Debit, now.remaining() - left);
         }
     }
 }
 
-/// What a policy says by itself.
+/// The verdict of a policy that does not look at the limit.
 fn by_policy(op: Op, charge: &Charge<'_>, policy: OnFailure) -> Verdict {
     let amount = charge.limit.capacity();
     match policy {
         OnFailure::Closed => Verdict {
             allowed: false,
             amount,
-            retry: Retry::After(COME_BACK_US),
+            retry: Retry::After(RETRY_AFTER_US),
             ..Verdict::default()
         },
         _ => {
@@ -141,13 +148,13 @@ fn by_policy(op: Op, charge: &Charge<'_>, policy: OnFailure) -> Verdict {
     }
 }
 
-/// A limit for one of `nodes`. What is too little to be divided is spread over time instead: one
-/// unit for each node, less often.
-pub(crate) fn divided(limit: &Limit, nodes: u64) -> Limit {
+/// The limit of one of `nodes`. An amount too small to divide is spread over time instead: one unit
+/// for each node, less often.
+pub(crate) fn share_of(limit: &Limit, nodes: u64) -> Limit {
     if nodes <= 1 {
         return *limit;
     }
-    let shared = |amount: u64, period_us: u64| match amount / nodes {
+    let divided = |amount: u64, period_us: u64| match amount / nodes {
         0 => (1, Period::micros(period_us.saturating_mul(nodes.div_ceil(amount.max(1))))),
         share => (share, Period::micros(period_us)),
     };
@@ -167,27 +174,27 @@ pub(crate) fn divided(limit: &Limit, nodes: u64) -> Limit {
                     .burst(burst)
             )
             .or_else(|_| {
-                let (amount, period) = shared(bucket.amount, bucket.period);
+                let (amount, period) = divided(bucket.amount, bucket.period);
                 built!(Limit::bucket(amount, period).burst(burst))
             })
         }
         Algorithm::Window(window) => {
-            let (amount, period) = shared(window.amount, window.period);
+            let (amount, period) = divided(window.amount, window.period);
             let builder = Limit::window(amount, period);
             built!(if window.from_first_hit { builder.from_first_hit() } else { builder })
         }
         Algorithm::Sliding(sliding) => {
-            let (amount, period) = shared(sliding.amount, sliding.period);
+            let (amount, period) = divided(sliding.amount, sliding.period);
             let step = sliding.step.max(period.as_micros().div_ceil(tidegate_core::MAX_STEPS));
             let builder = Limit::sliding(amount, period).step(Period::micros(step));
             built!(if sliding.lenient { builder.lenient() } else { builder })
         }
         Algorithm::Estimate(estimate) => {
-            let (amount, period) = shared(estimate.amount, estimate.period);
+            let (amount, period) = divided(estimate.amount, estimate.period);
             built!(Limit::estimate(amount, period))
         }
         Algorithm::Log(log) => {
-            let (amount, period) = shared(log.amount, log.period);
+            let (amount, period) = divided(log.amount, log.period);
             built!(Limit::log(amount, period))
         }
         Algorithm::Concurrent(concurrent) => {
@@ -195,15 +202,8 @@ pub(crate) fn divided(limit: &Limit, nodes: u64) -> Limit {
                 .build()
         }
     };
-    // A limit at the edge of what can be counted: the whole of it is still a bound.
+    // At the edge of the numeric range the full limit is still a bound.
     built.unwrap_or(*limit)
-}
-
-/// Now, by the clock that judges what is decided alone.
-impl Share {
-    pub(crate) fn now(&self) -> Timestamp {
-        self.memory.clock().now()
-    }
 }
 
 #[cfg(test)]
@@ -212,7 +212,7 @@ mod tests {
     use crate::clock::ManualClock;
 
     #[test]
-    fn limits_are_divided() {
+    fn limits_are_divided_by_the_number_of_nodes() {
         for (limit, nodes, expected) in [
             ("100/s", 1, "100/s"),
             ("100/s", 4, "100/4s burst 25"),
@@ -225,30 +225,30 @@ mod tests {
             ("20 concurrent ttl 30s", 3, "6 concurrent ttl 30s"),
             ("1 concurrent ttl 30s", 3, "1 concurrent ttl 30s"),
         ] {
-            let share = divided(&limit.parse().unwrap(), nodes);
+            let share = share_of(&limit.parse().unwrap(), nodes);
             assert_eq!(share, expected.parse().unwrap(), "{limit} by {nodes} is {share}");
         }
     }
 
     #[test]
-    fn a_share_begins_with_its_part_of_what_is_left_and_is_never_warmed_up_again() {
+    fn a_share_starts_with_its_part_of_what_is_left_and_never_regains_it() {
         let clock = ManualClock::new();
         clock.set(Timestamp::from_secs(1_000_000));
         let share = Share::new(clock.into());
         let limits: tidegate_core::Limits = "100/h window".parse().unwrap();
-        let ask = |left: Option<u64>| {
+        let decide = |left: Option<u64>| {
             let check = Check::new().charge("k", &limits, 1);
             share.decide(&check, 4, |_| OnFailure::Local, |_| left).unwrap()
         };
-        let first = ask(Some(40));
+        let first = decide(Some(40));
         assert_eq!((first.allowed(), first.remaining(), first.amount()), (true, 9, 100));
         assert_eq!(first.source(), Source::Fallback);
-        let allowed = (0..100).filter(|_| ask(Some(100)).allowed()).count();
+        let allowed = (0..100).filter(|_| decide(Some(100)).allowed()).count();
         assert_eq!(allowed, 9);
     }
 
     #[test]
-    fn policies() {
+    fn policies_decide_for_all_charges_of_a_check() {
         let share = Share::new(ManualClock::new().into());
         let limits: tidegate_core::Limits = "1/h; 2/h window".parse().unwrap();
         let check = Check::new().charge("k", &limits, 1);
@@ -258,7 +258,7 @@ mod tests {
                 assert_eq!(decision.allowed(), policy == OnFailure::Open);
             }
         }
-        // One that is closed closes all, and takes nothing from the others.
+        // One closed charge denies the check, and the others are not charged.
         let closed = |charge: &Charge<'_>| {
             if charge.position == 1 { OnFailure::Closed } else { OnFailure::Local }
         };

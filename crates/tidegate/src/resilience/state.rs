@@ -1,5 +1,5 @@
-//! The state of the store as this node knows it: one value, from which log lines, events, readiness
-//! and metrics follow.
+//! The state of the store as this node knows it: the one value behind log lines, events, readiness
+//! and metrics.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,29 +8,30 @@ use std::sync::Arc;
 use super::nodes::NodesFrom;
 use crate::store::OnFailure;
 
-/// Whether the store decides, as far as this node knows; of a cluster, whether all of it does.
+/// Whether the store decides, as far as this node knows; of a cluster, whether all parts do.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum StoreState {
     /// The store decides.
     #[default]
     Healthy,
-    /// The store does not answer: it is down, cut off or too slow. It is used again as soon as it
-    /// answers.
+    /// The store does not answer: it is down, cut off or too slow. The node uses it again as soon as
+    /// it answers.
     Unreachable {
         /// What went wrong.
         why: Arc<str>,
-        /// What to do about it; may be empty.
+        /// How to fix it; may be empty.
         advice: &'static str,
     },
     /// The store answers and takes no charges: wrong credentials, missing rights or commands, a
-    /// replica, no memory left, a cluster that is down. It is used again as soon as it takes one.
+    /// replica, no memory left, a cluster that is down. The node uses it again as soon as it takes
+    /// one.
     Refused {
         /// What went wrong.
         why: Arc<str>,
-        /// What to do about it; may be empty.
+        /// How to fix it; may be empty.
         advice: &'static str,
-        /// Waiting cannot mend it: the configuration has to change, on this side or on the server.
+        /// Whether waiting cannot fix it: the configuration has to change, here or on the server.
         is_permanent: bool,
     },
 }
@@ -41,7 +42,7 @@ impl StoreState {
         *self == StoreState::Healthy
     }
 
-    /// Whether the store refuses in a way that waiting cannot mend.
+    /// Whether the store refuses in a way that waiting cannot fix.
     pub fn is_permanent(&self) -> bool {
         matches!(self, StoreState::Refused { is_permanent: true, .. })
     }
@@ -55,7 +56,7 @@ impl StoreState {
         }
     }
 
-    /// What went wrong; empty while it is healthy.
+    /// What went wrong; empty while the store is healthy.
     pub fn why(&self) -> &str {
         match self {
             StoreState::Healthy => "",
@@ -63,7 +64,7 @@ impl StoreState {
         }
     }
 
-    /// What to do about it; may be empty.
+    /// How to fix it; may be empty.
     pub fn advice(&self) -> &'static str {
         match self {
             StoreState::Healthy => "",
@@ -79,11 +80,11 @@ impl StoreState {
 pub struct StoreStatus {
     /// The state.
     pub state: StoreState,
-    /// By how many nodes limits are divided without the store.
+    /// The number of nodes that divides limits without the store.
     pub nodes: u64,
-    /// How that number is known.
+    /// The source of that number.
     pub nodes_from: NodesFrom,
-    /// What happens without the store to charges whose terms say nothing.
+    /// What happens without the store to charges whose policy does not say.
     pub on_failure: OnFailure,
 }
 
@@ -97,14 +98,16 @@ impl StoreStatus {
         StoreStatus { state, nodes, nodes_from, on_failure }
     }
 
-    /// How limits are enforced while the store does not decide, in a few words: `1/3 of each limit
-    /// (3 nodes, counted)`. Charges whose terms have a policy of their own are not in it: see
+    /// How limits are enforced while the store does not decide, as in `1/3 of each limit on this node
+    /// (3 nodes, counted)`.
+    ///
+    /// It is about charges without a policy of their own; for the others see
     /// [`enforced_by`](StoreStatus::enforced_by).
     pub fn enforced(&self) -> String {
         self.enforced_by(self.on_failure)
     }
 
-    /// The same for charges under this policy.
+    /// How limits with this policy are enforced while the store does not decide.
     pub fn enforced_by(&self, on_failure: OnFailure) -> String {
         let (nodes, from) = (self.nodes, self.nodes_from);
         match (on_failure, nodes) {
@@ -118,7 +121,7 @@ impl StoreStatus {
     }
 }
 
-/// For people: `unreachable: no connection to …; enforced meanwhile: 1/3 of each limit …`.
+/// For log lines and messages: `unreachable: no connection to …; enforced meanwhile: 1/3 of each limit …`.
 impl fmt::Display for StoreStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.state.is_healthy() {
@@ -134,17 +137,17 @@ impl fmt::Display for StoreStatus {
     }
 }
 
-/// The outages, one for each part of the store that has one. Parts without an outage are healthy.
+/// The outages of the parts of the store. A part without an outage is healthy.
 #[derive(Debug, Default)]
 pub(super) struct Outages(BTreeMap<usize, StoreState>);
 
-/// What an event has changed.
+/// What [`Outages::set`] has changed.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Changed {
-    /// The part was healthy before: it needs a task that probes it.
+pub(super) struct OutageChange {
+    /// The part was healthy before, so it needs a task that probes it.
     pub(super) begins: bool,
-    /// The state of the whole store is another now.
-    pub(super) whole: bool,
+    /// The state of the whole store has changed.
+    pub(super) changes_store: bool,
 }
 
 impl Outages {
@@ -158,15 +161,14 @@ impl Outages {
         matches!(self.0.get(&part), Some(StoreState::Refused { .. }))
     }
 
-    /// A part of the store is not healthy.
-    pub(super) fn set(&mut self, part: usize, state: StoreState) -> Changed {
+    /// Sets the state of a part that is not healthy.
+    pub(super) fn set(&mut self, part: usize, state: StoreState) -> OutageChange {
         let before = self.state();
         let begins = self.0.insert(part, state).is_none();
-        Changed { begins, whole: self.state().name() != before.name() }
+        OutageChange { begins, changes_store: self.state().name() != before.name() }
     }
 
-    /// A part of the store is healthy again. Says whether the state of the whole store is another
-    /// now.
+    /// Removes the outage of a part. Says whether the state of the whole store has changed.
     pub(super) fn end(&mut self, part: usize) -> bool {
         let before = self.state();
         self.0.remove(&part);
@@ -187,12 +189,18 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_part_is_the_state_of_the_whole() {
+    fn the_state_of_the_store_is_that_of_its_worst_part() {
         let mut outages = Outages::default();
         assert!(outages.state().is_healthy());
-        assert_eq!(outages.set(3, unreachable()), Changed { begins: true, whole: true });
-        assert_eq!(outages.set(5, unreachable()), Changed { begins: true, whole: false });
-        assert_eq!(outages.set(5, refused()), Changed { begins: false, whole: true });
+        assert_eq!(
+            outages.set(3, unreachable()),
+            OutageChange { begins: true, changes_store: true }
+        );
+        assert_eq!(
+            outages.set(5, unreachable()),
+            OutageChange { begins: true, changes_store: false }
+        );
+        assert_eq!(outages.set(5, refused()), OutageChange { begins: false, changes_store: true });
         assert_eq!(
             (outages.state(), outages.is_refused(3), outages.is_refused(5)),
             (refused(), false, true)
@@ -203,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_enforced_is_said_with_the_number_of_nodes() {
+    fn a_status_says_how_limits_are_enforced_and_for_how_many_nodes() {
         let status =
             |nodes, from, policy| StoreStatus::new(refused(), nodes, from, policy).to_string();
         for (status, expected) in [

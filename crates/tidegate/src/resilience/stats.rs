@@ -1,39 +1,39 @@
-//! What is counted.
+//! The counters of the resilience layer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::breaker::BreakerState;
 use super::nodes::NodesFrom;
 
-macro_rules! counts {
+macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What stands before a store has counted since it was made, and what it holds.
+        /// The counters of a resilience layer since it was built, and what it holds now.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub struct ResilienceStats {
-            /// Whether the store is asked; of a cluster, whether all of it is.
+            /// Whether the store is called; of a cluster, whether all of it is.
             pub breaker: BreakerState,
-            /// Calls to the store that are under way.
+            /// Calls to the store in flight.
             pub in_flight: u64,
-            /// Units that were taken ahead and can still be spent here.
+            /// Lease units that this node holds and can still spend.
             pub lease_units_held: u64,
-            /// Keys that units were taken ahead of.
+            /// Keys that this node holds lease units of.
             pub leases: u64,
-            /// Units that were let pass and are not yet charged.
+            /// Units that were allowed and are not charged yet.
             pub unsynced_units: u64,
-            /// By how many nodes limits are divided.
+            /// The number of nodes that limits are divided by.
             pub nodes: u64,
-            /// How that number is known.
+            /// The source of that number.
             pub nodes_from: NodesFrom,
             $($(#[$doc])* pub $name: u64,)*
         }
 
         #[derive(Debug, Default)]
-        pub(crate) struct Counts {
+        pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
         }
 
-        impl Counts {
+        impl Counters {
             pub(crate) fn read(&self) -> ResilienceStats {
                 ResilienceStats { $($name: self.$name.load(Ordering::Relaxed),)* ..ResilienceStats::default() }
             }
@@ -41,40 +41,40 @@ macro_rules! counts {
     };
 }
 
-counts! {
+counters! {
     /// Calls to the store.
     calls,
-    /// Calls that had no answer in time, or none at all.
+    /// Calls without an answer, or without one in time.
     misses,
     /// Times the breaker opened.
     opened,
-    /// Times it closed again.
+    /// Times the breaker closed again.
     closed,
-    /// Questions that were not sent because the breaker was open.
-    not_asked,
-    /// Questions that were not sent because too many calls were under way.
+    /// Calls that were not made because the breaker was open.
+    not_called,
+    /// Calls that were not made because too many were in flight.
     overloads,
-    /// Denials that were certain without asking.
+    /// Denials that were answered from the deny cache.
     denied_here,
-    /// Checks that were let pass with units taken ahead.
+    /// Charges that were spent from a lease.
     spent_here,
-    /// Checks that were decided from the last known state, to be charged afterwards.
+    /// Charges that were allowed in async mode, to be charged later.
     async_here,
-    /// Decisions without the store that let a request pass,
+    /// Checks allowed without the store.
     fallback_allowed,
-    /// and that denied one.
+    /// Checks denied without the store.
     fallback_denied,
-    /// Requests that passed without being charged anywhere, because a rule says `open`.
+    /// Checks allowed without the store that were not charged anywhere, because a policy is `open`.
     fail_open,
-    /// Units taken ahead,
+    /// Lease units that the store granted.
     lease_units_granted,
-    /// spent,
+    /// Lease units that were spent.
     lease_units_spent,
-    /// given back
+    /// Lease units that were returned to the store.
     lease_units_returned,
-    /// or lost because their time was over.
+    /// Lease units that expired before they were spent or returned.
     lease_units_expired,
-    /// Units charged in the background.
+    /// Units that were charged in the background.
     synced_units,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn one(counter: &AtomicU64) {
     add(counter, 1);
 }
 
-/// Counts one more, and returns how many there are now.
+/// Adds one and returns the sum.
 pub(crate) fn next(counter: &AtomicU64) -> u64 {
     counter.fetch_add(1, Ordering::Relaxed) + 1
 }

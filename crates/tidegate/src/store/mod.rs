@@ -4,6 +4,7 @@
 //! own clock, so there is no get, no set and no compare-and-swap.
 
 mod check;
+mod diagnosis;
 mod policy;
 
 use std::error::Error;
@@ -14,6 +15,7 @@ use tidegate_core::Decision;
 
 pub(crate) use check::distinct;
 pub use check::{Charge, Check, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Subject};
+pub use diagnosis::Diagnosis;
 pub use policy::{OnFailure, Overflow, Policy, SyncMode};
 
 /// Keeps the state of every key and decides checks by its own clock.
@@ -42,6 +44,14 @@ pub trait Store: Send + Sync + 'static {
     /// has a circuit breaker for each part.
     fn parts(&self, _check: &Check<'_>) -> u64 {
         1
+    }
+
+    /// What a failed call says about the store as a whole.
+    ///
+    /// By default an [unavailable](StoreError::Unavailable) store is unresponsive, and any other
+    /// error is about the call alone.
+    fn diagnose(&self, error: &StoreError) -> Diagnosis {
+        Diagnosis::of(error)
     }
 }
 

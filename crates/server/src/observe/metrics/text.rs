@@ -315,7 +315,7 @@ fn resilience(page: &mut Page, stats: &ResilienceStats) {
         "Checks that the store did not decide, by reason.",
     );
     for (reason, count) in
-        [("no_answer", stats.misses), ("breaker", stats.not_asked), ("overload", stats.overloads)]
+        [("no_answer", stats.misses), ("breaker", stats.not_called), ("overload", stats.overloads)]
     {
         page.line("tidegate_store_missed_total", &format!(r#"reason="{reason}""#), count);
     }

@@ -638,8 +638,8 @@ fn a_pause_of_the_process_is_not_taken_for_silence() {
     });
     runtime.block_on(all).unwrap();
     assert_eq!(
-        (resilient.stats().misses, resilient.stats().not_asked),
-        (before.misses, before.not_asked)
+        (resilient.stats().misses, resilient.stats().not_called),
+        (before.misses, before.not_called)
     );
 }
 

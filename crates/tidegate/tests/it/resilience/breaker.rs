@@ -55,7 +55,7 @@ async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_withi
     }
     let stats = resilient.stats();
     assert_eq!((stats.opened, stats.closed, changes.load(Ordering::Relaxed)), (1, 1, 2));
-    assert!(stats.fallback_allowed > 1000 && stats.not_asked >= 1000);
+    assert!(stats.fallback_allowed > 1000 && stats.not_called >= 1000);
 }
 
 /// Requests that come one behind the other, as those of a pipeline do, wait for a stalled store
@@ -120,7 +120,7 @@ async fn a_store_that_stalls_now_and_then_changes_nothing_but_the_answers_of_tha
     }
     let stats = resilient.stats();
     assert_eq!((stats.opened, stats.breaker), (0, BreakerState::Closed));
-    assert!(stats.misses > 20 && stats.not_asked > 100);
+    assert!(stats.misses > 20 && stats.not_called > 100);
 }
 
 #[tokio::test(start_paused = true)]
