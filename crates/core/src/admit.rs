@@ -1,5 +1,4 @@
-//! The rule once more, for one charge without an id and a state that is at hand: what a store in a
-//! hurry calls.
+//! The fast path of the rule: one charge without an id, on a state in memory.
 
 use crate::Id;
 use crate::algorithm::Kernel;
@@ -7,12 +6,11 @@ use crate::decision::{Retry, Verdict};
 use crate::limit::Limit;
 use crate::time::Timestamp;
 
-/// Decides the simplest and most frequent call, one charge without an id: the same as
-/// [`decide`](crate::decide()) with [`Op::Check`](crate::Op::Check), for a store that keeps a state
-/// of exactly this algorithm at hand and has no time to lose. The rule on one screen.
+/// Decides one charge without an id, the most frequent call: equal to [`decide`](crate::decide())
+/// with [`Op::Check`](crate::Op::Check), for a store that holds the state of the algorithm itself.
 ///
-/// `kept` is changed only if something was charged. Returns whether it was allowed, and the aged
-/// state with its moment, from which [`report`] reads the numbers for whoever wants them.
+/// `kept` changes only if something is charged. Returns whether it is allowed, and the aged state
+/// with its time, from which [`report`] computes the numbers.
 #[inline(always)]
 pub fn admit<K>(
     limit: &Limit,
@@ -40,7 +38,7 @@ where
     (fits, state, now)
 }
 
-/// The numbers of what [`admit`] decided.
+/// The verdict on what [`admit`] decided.
 #[inline]
 pub fn report<K>(
     limit: &Limit,

@@ -1,15 +1,14 @@
-//! The operations: what to do with what the algorithms measure. Written once, the same for every
-//! algorithm and store.
+//! The operations, written once for every algorithm and store.
 //!
 //! ```
 //! use tidegate_core::{Charge, Limit, Op, Record, Timestamp, decide};
 //! let limit: Limit = "2/s".parse()?;
 //! let mut record = Record::default();
-//! let mut ask = |at_ms| decide(Op::Check, &mut [Charge::new(&limit, &mut record, 1)], Timestamp::from_millis(at_ms));
-//! assert!(ask(0).allowed());
-//! assert!(ask(0).allowed());
-//! assert_eq!(ask(0).retry().micros(), Some(500_000));
-//! assert!(ask(500).allowed());
+//! let mut check = |at_ms| decide(Op::Check, &mut [Charge::new(&limit, &mut record, 1)], Timestamp::from_millis(at_ms));
+//! assert!(check(0).allowed());
+//! assert!(check(0).allowed());
+//! assert_eq!(check(0).retry().micros(), Some(500_000));
+//! assert!(check(500).allowed());
 //! # Ok::<(), tidegate_core::ParseError>(())
 //! ```
 
@@ -23,37 +22,36 @@ use crate::meter::{Bench, Gauge, Meter};
 use crate::state::Record;
 use crate::time::Timestamp;
 
-/// What to do.
+/// An operation on the charges of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Op {
-    /// Take every charge's cost if all of them fit; otherwise take nothing.
+    /// Charge the cost of every charge if all of them fit; otherwise charge nothing.
     Check,
-    /// Say what `Check` would, and change nothing.
+    /// Return what `Check` would return, and change nothing.
     Peek,
-    /// Take as much of the cost as fits, the same from every charge; allowed if that is anything at
-    /// all.
+    /// Charge as much of the cost as fits, the same for every charge; allowed if that is at least one
+    /// unit.
     Take,
-    /// Take the cost even if it does not fit, down to the limit's debt below empty.
+    /// Charge the cost even if it does not fit, down to the limit's debt below empty.
     Debit,
-    /// Give back. With an id, what that charge still weighs and only once; without, the newest
-    /// first, down to nothing used.
+    /// Give units back. With an id: what is left of that charge, once. Without: the newest usage
+    /// first, at most all of it.
     Refund,
-    /// Forget everything that was used.
+    /// Remove all usage.
     Reset,
-    /// Replace a charge of `reserved` units, known by its id, with one of `cost`. What is missing
-    /// is taken like a debit, as far as the debt reaches; what is too much is given back. Ends a
-    /// lease.
+    /// Replace the charge of `reserved` units with this id by a charge of `cost`. Missing units are
+    /// charged like a debit, as far as the debt reaches; excess units are given back. Ends a lease.
     Settle,
-    /// End the lease of this id; other limits are left alone.
+    /// End the lease of this id; limits without leases are unchanged.
     Release,
-    /// Take the cost now for a moment in the future, at most so many microseconds away: allowed
-    /// with the wait in `retry`. Only a single bucket can keep a place; anything else is a `Check`.
+    /// Charge the cost now for a time in the future: allowed with the wait in `retry`. Only a single
+    /// bucket can book; for other charges it is a `Check`.
     Book {
-        /// The longest acceptable wait.
+        /// The longest acceptable wait, in microseconds.
         max_wait_us: u64,
     },
-    /// Give a booked place back, if nobody has been placed behind it.
+    /// Cancel a booking, unless there is a later one.
     Unbook {
         /// When the bucket would have been idle after the booking: its decision's time plus its
         /// `reset_after`.
@@ -62,6 +60,20 @@ pub enum Op {
 }
 
 impl Op {
+    /// The operations that need neither an id nor a parameter: those of traces and the command line.
+    pub const PLAIN: [Op; 6] = [Op::Check, Op::Peek, Op::Take, Op::Debit, Op::Refund, Op::Reset];
+
+    /// The [plain](Op::PLAIN) operation with this name, in upper or lower case.
+    ///
+    /// ```
+    /// use tidegate_core::Op;
+    /// assert_eq!(Op::from_name("Peek"), Some(Op::Peek));
+    /// assert_eq!(Op::from_name("settle"), None);
+    /// ```
+    pub fn from_name(name: &str) -> Option<Op> {
+        Op::PLAIN.into_iter().find(|op| op.name().eq_ignore_ascii_case(name))
+    }
+
     /// The word used in traces, JSON and metrics.
     pub const fn name(self) -> &'static str {
         match self {
@@ -81,20 +93,19 @@ impl Op {
 
 /// One limit on one key, with the record a store holds for them.
 ///
-/// No two charges of one call may share a record: whoever builds the call adds up equal pairs
-/// first.
+/// No two charges of one call may share a record: the caller adds up equal pairs first.
 #[derive(Debug)]
 pub struct Charge<'a> {
     /// The limit.
     pub limit: &'a Limit,
-    /// What the store holds.
+    /// The record of the key under this limit.
     pub record: &'a mut Record,
-    /// How much.
+    /// The units to charge, read or give back.
     pub cost: u64,
-    /// For `Settle`: how much had been charged before.
+    /// The units that were reserved before, for [`Op::Settle`].
     pub reserved: u64,
-    /// Under which id, if it shall be possible to settle, refund or release it. A charge whose id
-    /// is known is not taken twice.
+    /// The id by which it can be settled, refunded or released. A charge with a known id is not made
+    /// twice.
     pub id: Option<Id>,
 }
 
@@ -138,7 +149,7 @@ pub fn decide(op: Op, charges: &mut [Charge<'_>], now: Timestamp) -> Decision {
     }
 }
 
-/// Does what the operation says to every meter, and tells whether it was allowed.
+/// Applies the operation to every meter and returns whether it was allowed.
 fn apply(op: Op, meters: &mut [Meter<'_>]) -> bool {
     match op {
         Op::Check | Op::Debit => {
@@ -167,7 +178,7 @@ fn apply(op: Op, meters: &mut [Meter<'_>]) -> bool {
         }
         Op::Take => {
             if meters.iter_mut().any(Meter::is_charged) {
-                // Asked again under the same id: the answer is what it got.
+                // A retry with the same id gets the same units.
                 return each(meters, |meter| meter.granted = meter.charged_units());
             }
             let grant = meters
@@ -198,7 +209,7 @@ fn apply(op: Op, meters: &mut [Meter<'_>]) -> bool {
     }
 }
 
-/// For the operations that cannot be denied.
+/// Applies an operation that cannot be denied.
 fn each<'a>(meters: &mut [Meter<'a>], act: impl Fn(&mut Meter<'a>)) -> bool {
     for meter in meters {
         meter.fits = true;

@@ -1,22 +1,29 @@
 //! The rule of Tidegate: *state, time, cost → decision, new state*. Pure and exact.
 //!
-//! There is no clock here, no IO, no float, no dependency and no `unsafe`. Somebody else says what
-//! time it is and keeps the [`Record`]s; this crate says what to answer and what to keep. All
-//! numbers are integers below 2^53, so that a Redis script, whose numbers are doubles, can give the
-//! same answers to the bit.
+//! The crate has no clock, no IO, no floats, no dependencies and no `unsafe`. A store keeps the
+//! [`Record`]s and brings the time; [`decide()`] returns the decision and changes the records. All
+//! numbers are integers below 2^53, so a Redis script, whose numbers are doubles, can give the same
+//! answers to the bit.
+//!
+//! ```
+//! use tidegate_core::{Charge, Limit, Op, Record, Timestamp, decide};
+//! let limit: Limit = "240/h sliding step 1m".parse()?;
+//! let mut record = Record::default();
+//! let now = Timestamp::from_secs(1_760_000_000);
+//! let decision = decide(Op::Check, &mut [Charge::new(&limit, &mut record, 1)], now);
+//! assert!(decision.allowed());
+//! assert_eq!(decision.remaining(), 239);
+//! # Ok::<(), tidegate_core::ParseError>(())
+//! ```
 //!
 //! In reading order:
-//! - [`Limit`] — how much, how often, by which algorithm; valid once built, and written `240/h
-//!   sliding step 1m`;
-//! - [`Timestamp`] and [`Period`] — microseconds that somebody else measured;
-//! - [`algorithm`] — one small state each, and the same six questions to all of them;
-//! - [`decide`](decide()) — the operations, written once: check, peek, take, debit, refund, reset,
-//!   settle, release, book;
-//! - [`Decision`] and [`Verdict`] — what a limiter answers;
-//! - [`State`] — what is kept, and how it outlives a change of the limit;
-//! - [`headers`] and [`denial`] — a decision as the text of HTTP headers, and of the body of a
-//!   denial;
-//! - [`trace`] — requests and expected answers as lines of text.
+//! - [`Limit`]: the amount, the period and the algorithm; valid once it is built, and written
+//!   `240/h sliding step 1m`.
+//! - [`Timestamp`] and [`Period`]: microseconds, measured by the caller.
+//! - [`algorithm`]: one file and one small state per algorithm, behind one trait.
+//! - [`decide()`]: the operations, written once for all algorithms.
+//! - [`Decision`] and [`Verdict`]: the answer, and the part of each limit in it.
+//! - [`State`]: what a store keeps, and how it is read after the limit has changed.
 
 #![no_std]
 
@@ -52,17 +59,17 @@ pub use rebase::decide_on_store_clock;
 pub use state::{Receipt, Receipts, Record, State};
 pub use time::{CLOCK_TOLERANCE_US, EXACT, MAX_WAIT_US, Period, Timestamp};
 
-/// The name of one charge or lease, given by the caller, by which it can be settled, refunded or
+/// The id of a charge or lease, chosen by the caller, by which it can be settled, refunded or
 /// released once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Id(pub u64);
 
 impl Id {
-    /// The id of what nobody named.
+    /// The id of charges without an id.
     pub const NONE: Id = Id(0);
 }
 
-/// The code on the page is compiled and run with the tests.
+/// Compiles and runs the code on the page with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/notation.md")]
 struct PageOnTheNotation;

@@ -1,5 +1,4 @@
-//! One charge at work: a limit, the state of its key brought up to the moment, and what can be done
-//! to it.
+//! One charge while it is decided: a limit, the aged state of its key, and the operations on it.
 
 use crate::Id;
 use crate::algorithm::bucket::Level;
@@ -16,17 +15,17 @@ use crate::reading::{self, Done};
 use crate::state::{Ended, Receipt, Receipts, Record, State};
 use crate::time::Timestamp;
 
-/// Where the work on one charge is done: on the record itself if its state is large and in the
-/// limit's own scale, otherwise on a copy that is put back only if something changed. So a denial
-/// leaves no trace, not even a rounded one, and a clock that was ahead for a moment forgets nothing
-/// that still counts.
+/// The state that a charge is decided on: the record itself if its state is large and in the
+/// limit's own scale, otherwise a copy that is stored only if something changed. So a denial leaves
+/// no trace, not even a rounded one, and a clock that was briefly ahead removes nothing that still
+/// counts.
 pub(crate) struct Bench<'c, 'a> {
     charge: &'c mut Charge<'a>,
     copy: Option<State>,
-    /// What will be forgotten when the record itself is aged, to be put back if nothing changes.
+    /// What ageing the record removes, to be restored if nothing changes.
     ended: Ended,
     foreign: bool,
-    /// Whether nothing is in use any more: then the receipts are worth nothing either.
+    /// Whether nothing is in use any more, so that the receipts are void.
     idle: bool,
 }
 
@@ -47,7 +46,7 @@ impl<'c, 'a> Bench<'c, 'a> {
         Bench { charge, copy, ended, foreign, idle }
     }
 
-    /// Ends the work: what was changed is kept, otherwise the record is as it was.
+    /// Stores what was changed; otherwise the record is as it was.
     pub(crate) fn clear(self, changed: bool) {
         match self.copy {
             Some(state) if changed => self.charge.record.state = state,
@@ -57,14 +56,15 @@ impl<'c, 'a> Bench<'c, 'a> {
     }
 }
 
-/// One charge at work: a limit, and the state of its key aged to the moment of the decision.
+/// One charge while it is decided: a limit, and the state of its key aged to the time of the
+/// decision.
 pub(crate) struct Meter<'a> {
     pub(crate) limit: &'a Limit,
     pub(crate) gauge: Gauge<'a>,
     receipts: &'a mut Receipts,
     /// Whether the state was written in another scale, and its receipts with it.
     foreign: bool,
-    /// Whether nothing was in use, and the receipts are worth nothing.
+    /// Whether nothing was in use, so that the receipts are void.
     idle: bool,
     now: Timestamp,
     pub(crate) cost: u64,
@@ -72,9 +72,9 @@ pub(crate) struct Meter<'a> {
     id: Option<Id>,
     pub(crate) fits: bool,
     pub(crate) granted: u64,
-    /// For a booking: how long until its turn.
+    /// The wait of a booking, in microseconds.
     booked_us: u64,
-    /// Whether something was taken or given back.
+    /// Whether something was charged or given back.
     pub(crate) changed: bool,
 }
 
@@ -127,7 +127,7 @@ impl<'a> Meter<'a> {
         };
         let now = gauge!(&mut gauge, kernel, state => kernel.age(state, now));
         let (cost, reserved) = (charge.cost, charge.reserved);
-        // Leases that nobody named are kept under this id, so it cannot name one.
+        // Leases without an id are kept under this id, so it cannot be one of theirs.
         let id = charge.id.filter(|id| *id != Id::NONE);
         let (foreign, idle) = (*foreign, *idle);
         Meter {
@@ -158,12 +158,12 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// The receipt of this charge, if it was taken before and is not forgotten.
+    /// The receipt of this charge, if it was made before and is still kept.
     pub(crate) fn receipt(&mut self) -> Option<&mut Receipt> {
         if self.idle { None } else { self.id.and_then(|id| self.receipts.find(id)) }
     }
 
-    /// How much may be used.
+    /// The most units that may be in use.
     pub(crate) fn ceiling(&self, op: Op) -> u64 {
         self.limit.ceiling(op)
     }
@@ -172,7 +172,7 @@ impl<'a> Meter<'a> {
         gauge!(&self.gauge, kernel, state => kernel.room(state, self.now, ceiling))
     }
 
-    /// Whether this very charge was taken before.
+    /// Whether this charge was made before, under the same id.
     pub(crate) fn is_charged(&mut self) -> bool {
         match (self.id, &self.gauge) {
             (Some(id), Gauge::Concurrent(_, leases)) => leases.holds(id),
@@ -180,7 +180,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// What this very charge took before and has not given back.
+    /// The units that this charge took before and has not given back.
     pub(crate) fn charged_units(&mut self) -> u64 {
         match (self.id, &self.gauge) {
             (Some(id), Gauge::Concurrent(_, leases)) => leases.held(id),
@@ -202,7 +202,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Charges what was denied: nothing that could never pass, and at most one amount beyond the
+    /// Charges what was denied: nothing that can never be allowed, and at most one amount beyond the
     /// capacity.
     pub(crate) fn charge_rejected(&mut self) {
         if self.cost <= self.limit.capacity() {
@@ -260,7 +260,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Makes up the difference between what was reserved and what it came to; says whether it could
+    /// Charges or returns the difference between reserved and actual cost; says whether it could
     /// in full.
     pub(crate) fn settle(&mut self) -> bool {
         if let Gauge::Concurrent(..) = self.gauge {
@@ -276,7 +276,7 @@ impl<'a> Meter<'a> {
                 receipt.settled = true;
                 (core::mem::take(&mut receipt.refundable), receipt.charged_at)
             }
-            // Forgotten: too long ago, or too many since. Nothing is given back, but what is
+            // The receipt is gone: too old, or too many since. Nothing is given back, but what is
             // missing is still taken.
             None => (0, self.now),
         };

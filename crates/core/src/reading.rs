@@ -1,8 +1,7 @@
-//! The numbers of an answer, read from what is in use after the decision.
+//! The numbers of a verdict, computed from the usage after the decision.
 //!
-//! A store that decides somewhere else, in a script or another process, keeps the state and does
-//! there what the operation says; it brings back a [`Reading`], and the numbers come from here, as
-//! they do for every other store.
+//! A store that decides in a script or in another process applies the operation there and returns a
+//! [`Reading`]. The numbers are computed here, as for every other store.
 
 use crate::algorithm::{Algorithm, Kernel};
 use crate::decide::Op;
@@ -11,44 +10,45 @@ use crate::limit::Limit;
 use crate::state::State;
 use crate::time::Timestamp;
 
-/// What was asked of one limit and what was done about it.
+/// What a call wanted of one limit, and what was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
     /// The operation.
     pub op: Op,
-    /// How much was asked for.
+    /// The cost of the charge.
     pub cost: u64,
-    /// For `Settle`: how much had been charged before.
+    /// The units that were reserved before, for [`Op::Settle`].
     pub reserved: u64,
     /// Whether this limit alone would allow it.
     pub fits: bool,
-    /// Units moved.
+    /// The units that were charged or given back.
     pub granted: u64,
-    /// For a booking: how long until its turn, in microseconds.
+    /// The wait of a booking, in microseconds.
     pub booked_us: u64,
 }
 
-/// What is in use under one limit after a decision.
+/// The usage under one limit after a decision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reading {
-    /// The whole state, in the scale of the limit; anything else counts as idle.
+    /// The full state, in the scale of the limit; a state in another scale counts as idle.
     State(State),
-    /// Of a state too long to be carried around, the numbers that are needed.
+    /// The numbers of a state that is too large to transfer.
     Counted {
-        /// Units in use.
+        /// The units in use.
         used: u64,
-        /// Microseconds until the same call would pass.
+        /// Microseconds until the same call would be allowed.
         retry_us: u64,
-        /// Microseconds until anything more is available.
+        /// Microseconds until one more unit is available.
         next_us: u64,
-        /// Microseconds until nothing is in use.
+        /// Microseconds until no unit is in use.
         reset_us: u64,
     },
 }
 
 impl Reading {
-    /// What `limit` says: the same as [`decide`](crate::decide()) after doing the same. `allowed`
-    /// is the answer to the whole call, `now` the moment of the decision.
+    /// The verdict of `limit`, equal to that of [`decide`](crate::decide()) for the same call.
+    ///
+    /// `allowed` is the answer to the call over all its limits, `now` the time of the decision.
     pub fn verdict(&self, limit: &Limit, done: &Done, allowed: bool, now: Timestamp) -> Verdict {
         match (limit.algorithm(), self) {
             (Algorithm::Bucket(k), Reading::State(State::Bucket { level, .. })) => {
@@ -73,8 +73,7 @@ impl Reading {
             (_, &Reading::Counted { used, retry_us, next_us, reset_us }) => {
                 let capacity = limit.capacity();
                 let remaining = capacity.saturating_sub(used);
-                // A wait depends on nothing but these two, so whoever asks for the same gets the
-                // same.
+                // A wait depends on cost and ceiling only.
                 let wait = |cost, ceiling| match (cost, ceiling) {
                     same if same == (capacity, capacity) => reset_us,
                     same if same == (remaining + 1, capacity) => next_us,
@@ -86,7 +85,7 @@ impl Reading {
     }
 }
 
-/// Brings a state that was kept up to the moment and reads it.
+/// Ages a kept state to `now` and reads it.
 fn of<K: Kernel>(
     limit: &Limit,
     done: &Done,
@@ -101,8 +100,7 @@ fn of<K: Kernel>(
     verdict(limit, done, allowed, room, |cost, ceiling| kernel.wait(&state, now, cost, ceiling))
 }
 
-/// The numbers, from how much room there is below a ceiling and how long until a cost fits below
-/// one.
+/// The verdict, from the units that fit below a ceiling and the wait until a cost fits below one.
 pub(crate) fn verdict(
     limit: &Limit,
     done: &Done,

@@ -1,7 +1,7 @@
 //! What is kept for one key and one limit, and how it outlives a change of the limit.
 //!
 //! A state carries the scale it was written in: the rate of a bucket, the period of a window. So it
-//! can be read by a limit that has changed since, and nobody has to remember the old one.
+//! can be read by a limit that has changed since, without the old limit.
 
 use alloc::vec::Vec;
 
@@ -15,25 +15,23 @@ use crate::algorithm::window::Count;
 use crate::algorithm::{Algorithm, Bucket, Estimate, Kernel, Log, Sliding, Window};
 use crate::time::Timestamp;
 
-/// Everything a store keeps for one key and one limit. The default is what it keeps for a key it
-/// never saw: nothing.
+/// Everything a store keeps for one key and one limit. The default is that of a new key.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Record {
-    /// What the algorithm keeps.
+    /// The state of the algorithm.
     pub state: State,
-    /// The last few charges that came with an id; empty unless ids are used.
+    /// The last few charges with an id; empty unless ids are used.
     pub receipts: Receipts,
 }
 
 impl Record {
-    /// The first moment from which this record is the same as none at all. A store may forget it
-    /// from then on, not before.
+    /// The first time at which this record equals no record: a store may remove it from then on, not
+    /// before.
     pub fn idle_at(&self) -> Timestamp {
         self.state.idle_at()
     }
 
-    /// How many bytes are allocated for it beside itself, with what an allocator needs for its
-    /// blocks.
+    /// The heap bytes of this record, including the overhead of the allocator.
     pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {
             State::Sliding { steps, .. } => steps.heap_bytes(),
@@ -45,8 +43,8 @@ impl Record {
     }
 }
 
-/// What an allocator takes for a block of so many values: a word of its own, in steps of two words,
-/// and four at least. So does that of GNU/Linux; others have steps that come to about the same.
+/// The bytes an allocator takes for this many values: a word of its own, in steps of two words, at
+/// least four. That is the allocator of GNU/Linux; others have similar steps.
 pub(crate) fn block<T>(count: usize) -> usize {
     const WORD: usize = size_of::<usize>();
     match count * size_of::<T>() {
@@ -55,17 +53,17 @@ pub(crate) fn block<T>(count: usize) -> usize {
     }
 }
 
-/// What an algorithm keeps for a key, with the scale it is written in.
+/// The state of an algorithm for one key, with the scale it is written in.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum State {
-    /// Nothing: a key that was never seen, or that is the same as one.
+    /// The state of a new key, and of every key that is idle.
     #[default]
     Idle,
     /// See [`bucket`](crate::algorithm::bucket).
     Bucket {
         /// The rate it is counted in.
         rate: Rate,
-        /// How full.
+        /// The units in the bucket, and since when.
         level: Level,
     },
     /// See [`window`](crate::algorithm::window).
@@ -74,7 +72,7 @@ pub enum State {
         period: u64,
         /// Whether it started with its first hit.
         from_first_hit: bool,
-        /// How much was used.
+        /// The usage of the window.
         count: Count,
     },
     /// See [`sliding`](crate::algorithm::sliding).
@@ -83,23 +81,23 @@ pub enum State {
         period: u64,
         /// The length of a step in microseconds.
         step: u64,
-        /// Whether steps are forgotten early.
+        /// Whether steps are removed early.
         lenient: bool,
-        /// The counts.
+        /// The count of each step.
         steps: Steps,
     },
     /// See [`estimate`](crate::algorithm::estimate).
     Estimate {
         /// The length of a window in microseconds.
         period: u64,
-        /// The two counts.
+        /// The counts of the current and the previous window.
         pair: Pair,
     },
     /// See [`log`](crate::algorithm::log).
     Log {
         /// The period in microseconds.
         period: u64,
-        /// The hits.
+        /// The hits with their times.
         entries: Entries,
     },
     /// See [`concurrent`](crate::algorithm::concurrent).
@@ -154,8 +152,8 @@ impl State {
     /// The same usage in the scale of `algorithm`. Nothing is minted: what was used stays used.
     ///
     /// A bucket's level is converted and drains at the new rate. Anything else becomes one charge
-    /// at the moment something was last taken: not now, or two limits that take turns on one key
-    /// would push it ahead of them and it would never end.
+    /// at the time of the last charge: not now, or two limits that alternate on one key would push it
+    /// ahead and it would never end.
     pub(crate) fn carry(&self, algorithm: &Algorithm, now: Timestamp) -> State {
         let mut carried = State::empty(algorithm);
         if now >= self.idle_at() {
@@ -188,9 +186,9 @@ impl State {
         carried
     }
 
-    /// How many of the units that are in use at `now` were so when something was last taken,
-    /// rounded up. What has drained since then is left in: whoever takes the state over drains it
-    /// from that moment on, and nothing drains twice.
+    /// How many of the units in use at `now` were in use at the last charge, rounded up. What has
+    /// drained since then is included, because the converted state drains from that time on and
+    /// nothing may drain twice.
     fn usage(self, now: Timestamp) -> u64 {
         match self {
             State::Idle => 0,
@@ -220,7 +218,7 @@ impl State {
         }
     }
 
-    /// When something was last taken, or the last moment at which it can have been.
+    /// The time of the last charge, or the latest time at which it can have been.
     fn last(&self, now: Timestamp) -> Timestamp {
         match self {
             State::Idle => Timestamp::EPOCH,
@@ -235,7 +233,7 @@ impl State {
         }
     }
 
-    /// What ageing a large state to `now` will forget.
+    /// What ageing a large state to `now` removes.
     pub(crate) fn ended(&self, algorithm: &Algorithm, now: Timestamp) -> Ended {
         match (self, algorithm) {
             (State::Sliding { steps, .. }, Algorithm::Sliding(k)) => {
@@ -251,7 +249,7 @@ impl State {
         }
     }
 
-    /// Puts back what ageing forgot.
+    /// Restores what ageing removed.
     pub(crate) fn restore(&mut self, ended: Ended) {
         match (self, ended) {
             (State::Sliding { steps, .. }, Ended::Steps(ended)) => steps.restore(&ended),
@@ -269,7 +267,7 @@ impl State {
         )
     }
 
-    /// The first moment from which this state is the same as none at all.
+    /// The first time at which this state equals that of a new key.
     pub fn idle_at(&self) -> Timestamp {
         match self {
             State::Idle => Timestamp::EPOCH,
@@ -299,27 +297,26 @@ pub(crate) enum Ended {
     Leases(Vec<(Place, Lease)>),
 }
 
-/// The charges of the last few calls that came with an id, so that each can be settled or refunded
-/// once.
+/// The charges of the last few calls with an id, so that each can be settled or refunded once.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Receipts(Vec<Receipt>);
 
-/// One charge that came with an id.
+/// One charge with an id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Receipt {
-    /// The id it came with.
+    /// The id of the charge.
     pub id: Id,
-    /// How much of it can still be given back.
+    /// The units that can still be given back.
     pub refundable: u64,
-    /// The moment under which the algorithm keeps it.
+    /// The time under which the algorithm keeps the charge.
     pub charged_at: Timestamp,
-    /// Whether it has been settled, and further calls with its id do nothing.
+    /// Whether the charge is settled, so that further calls with its id do nothing.
     pub settled: bool,
 }
 
 impl Receipts {
-    /// How many are kept. The oldest goes first; it can then no longer be refunded, which errs on
-    /// the strict side.
+    /// The most receipts to keep. The oldest is dropped first and can then no longer be refunded,
+    /// which errs on the strict side.
     pub const MAX: usize = 64;
 
     /// The receipts, oldest first.
@@ -340,7 +337,7 @@ impl Receipts {
         self.0.iter_mut().find(|receipt| receipt.id == id)
     }
 
-    /// What was given back in full was never taken: its id is free again.
+    /// Drops a receipt with nothing left: its id can be used again.
     pub(crate) fn forget(&mut self, id: Id) {
         self.0.retain(|receipt| receipt.id != id);
     }
@@ -352,7 +349,7 @@ impl Receipts {
         self.0.push(receipt);
     }
 
-    /// After a change of scale nobody can tell any more what a charge still weighs.
+    /// Marks all receipts as settled: after a change of scale their units are unknown.
     pub(crate) fn forfeit(&mut self) {
         for receipt in &mut self.0 {
             receipt.refundable = 0;

@@ -1,11 +1,11 @@
-//! Time that somebody else measured: whole microseconds since the Unix epoch.
+//! Time as an argument: integer microseconds since the Unix epoch.
 //!
-//! The core never asks what time it is. It is told, and it only compares, adds and floors.
+//! The core reads no clock. It compares, adds and floors the times it is given.
 
 use core::fmt;
 use core::time::Duration;
 
-/// One more than the largest number the exact domain knows: 2^53.
+/// The end of the exact domain: every number is below 2^53.
 ///
 /// Lua's numbers are doubles, and integers below 2^53 are exact in a double. Everything Tidegate
 /// computes stays below it, so that Rust and a Redis script agree to the bit.
@@ -18,9 +18,10 @@ pub const MAX_WAIT_US: u64 = (1 << 52) - 1;
 /// one second.
 pub const CLOCK_TOLERANCE_US: u64 = 1_000_000;
 
-/// A moment: whole microseconds since the Unix epoch.
+/// A point in time: integer microseconds since the Unix epoch.
 ///
-/// Moments after the year 2112 are taken as the last one that is exact ([`Timestamp::MAX`]).
+/// Times after the year 2112 count as the last exact one, [`Timestamp::MAX`].
+///
 /// ```
 /// use tidegate_core::Timestamp;
 /// assert_eq!(Timestamp::from_secs(1).as_micros(), 1_000_000);
@@ -32,28 +33,28 @@ pub struct Timestamp(u64);
 impl Timestamp {
     /// Midnight, 1 January 1970 UTC.
     pub const EPOCH: Timestamp = Timestamp(0);
-    /// The last moment that can be judged: late in 2112.
+    /// The last exact time, late in 2112.
     pub const MAX: Timestamp = Timestamp((1 << 52) - 1);
 
-    /// The moment so many microseconds after the epoch, at most [`Timestamp::MAX`].
+    /// The time this many microseconds after the epoch, at most [`Timestamp::MAX`].
     pub const fn from_micros(micros: u64) -> Self {
         if micros > Self::MAX.0 { Self::MAX } else { Timestamp(micros) }
     }
 
-    /// The moment of which [`as_micros`](Timestamp::as_micros) said this: what a store has kept is
-    /// not judged again.
+    /// The time with this value of [`as_micros`](Timestamp::as_micros), unchecked: for values that a
+    /// store has kept.
     #[inline(always)]
     pub const fn from_kept_micros(micros: u64) -> Self {
         debug_assert!(micros < EXACT, "it was a moment when it was kept");
         Timestamp(micros)
     }
 
-    /// The moment so many milliseconds after the epoch, at most [`Timestamp::MAX`].
+    /// The time this many milliseconds after the epoch, at most [`Timestamp::MAX`].
     pub const fn from_millis(millis: u64) -> Self {
         Self::from_micros(millis.saturating_mul(1_000))
     }
 
-    /// The moment so many seconds after the epoch, at most [`Timestamp::MAX`].
+    /// The time this many seconds after the epoch, at most [`Timestamp::MAX`].
     pub const fn from_secs(secs: u64) -> Self {
         Self::from_micros(secs.saturating_mul(1_000_000))
     }
@@ -63,37 +64,36 @@ impl Timestamp {
         self.0
     }
 
-    /// The moment `micros` microseconds later, at most [`Timestamp::MAX`].
+    /// The time `micros` microseconds later, at most [`Timestamp::MAX`].
     #[must_use]
     pub const fn after_micros(self, micros: u64) -> Self {
         Self::from_micros(self.0.saturating_add(micros))
     }
 
-    /// The moment `duration` later, at most [`Timestamp::MAX`]; what is left of a microsecond is
-    /// dropped.
+    /// The time `duration` later, at most [`Timestamp::MAX`], rounded down to microseconds.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         self.after_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// The moment `micros` later, which may lie beyond [`Timestamp::MAX`]: for moments that are
-    /// only compared.
+    /// The time `micros` later, possibly beyond [`Timestamp::MAX`]: for times that are only
+    /// compared.
     pub(crate) const fn plus(self, micros: u64) -> Self {
         Timestamp(self.0.saturating_add(micros))
     }
 
-    /// The moment `micros` earlier, at the earliest [`Timestamp::EPOCH`].
+    /// The time `micros` earlier, at the earliest [`Timestamp::EPOCH`].
     pub(crate) const fn minus(self, micros: u64) -> Self {
         Timestamp(self.0.saturating_sub(micros))
     }
 
-    /// The last multiple of `micros` that is not after this moment.
+    /// The last multiple of `micros` that is not after this time.
     #[must_use]
     pub(crate) const fn floor_to(self, micros: u64) -> Self {
         Timestamp(self.0 - self.0 % micros)
     }
 
-    /// Microseconds from `earlier` to this moment; zero if it is not earlier.
+    /// Microseconds from `earlier` to this time; zero if it is not earlier.
     pub const fn micros_since(self, earlier: Timestamp) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -105,10 +105,11 @@ impl fmt::Debug for Timestamp {
     }
 }
 
-/// How long an amount lasts, or a step, or a lease: whole microseconds.
+/// The length of a period, a step or a lease: integer microseconds.
 ///
-/// Any number can be written down here; zero and lengths outside the exact domain are refused
-/// when a [`Limit`](crate::Limit) is built from it, by an error that names the parameter.
+/// It can hold any number. Building a [`Limit`](crate::Limit) from zero or from a length outside
+/// the exact domain is an error that names the parameter.
+///
 /// ```
 /// use tidegate_core::Period;
 /// assert_eq!(Period::seconds(60), Period::MINUTE);
@@ -135,46 +136,46 @@ impl Period {
     /// The longest period a limit may have: 2^51 - 1 microseconds, about 71 years.
     pub const MAX: Period = Period((1 << 51) - 1);
 
-    /// So many microseconds.
+    /// A period of this many microseconds.
     pub const fn micros(n: u64) -> Self {
         Period(n)
     }
-    /// So many milliseconds.
+    /// A period of this many milliseconds.
     pub const fn millis(n: u64) -> Self {
         Period(n.saturating_mul(Self::MILLISECOND.0))
     }
-    /// So many seconds.
+    /// A period of this many seconds.
     pub const fn seconds(n: u64) -> Self {
         Period(n.saturating_mul(Self::SECOND.0))
     }
-    /// So many minutes.
+    /// A period of this many minutes.
     pub const fn minutes(n: u64) -> Self {
         Period(n.saturating_mul(Self::MINUTE.0))
     }
-    /// So many hours.
+    /// A period of this many hours.
     pub const fn hours(n: u64) -> Self {
         Period(n.saturating_mul(Self::HOUR.0))
     }
-    /// So many days.
+    /// A period of this many days.
     pub const fn days(n: u64) -> Self {
         Period(n.saturating_mul(Self::DAY.0))
     }
-    /// So many weeks.
+    /// A period of this many weeks.
     pub const fn weeks(n: u64) -> Self {
         Period(n.saturating_mul(Self::WEEK.0))
     }
 
-    /// Its length in microseconds.
+    /// The length in microseconds.
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Its length as a [`Duration`].
+    /// The length as a [`Duration`].
     pub const fn as_duration(self) -> Duration {
         Duration::from_micros(self.0)
     }
 
-    /// How many of the largest unit that divides it, and that unit's name: `(20, "s")`.
+    /// The count and the name of the largest unit that divides it: `(20, "s")`.
     pub(crate) fn in_largest_unit(self) -> (u64, &'static str) {
         const UNITS: [(u64, &str); 6] = [
             (Period::WEEK.0, "w"),
@@ -198,7 +199,7 @@ impl From<Duration> for Period {
     }
 }
 
-/// The largest unit that divides it: `20s`, `1500ms`, `1d`.
+/// Displays it in the largest unit that divides it: `20s`, `1500ms`, `1d`.
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (n, unit) = self.in_largest_unit();

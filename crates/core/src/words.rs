@@ -1,7 +1,7 @@
-//! A record as words, for whoever keeps it elsewhere for a while: in a file, say.
+//! A record as words, for storage outside the process, such as a file.
 //!
-//! What is read is checked: words that no record can have been written as give none, so that nobody
-//! who changes a file can make a store decide with numbers outside of the exact domain.
+//! Reading validates: words that no record can have been written as are rejected, so an edited file
+//! cannot bring numbers outside the exact domain into a store.
 
 use alloc::vec::Vec;
 
@@ -26,7 +26,7 @@ const LOG: u64 = 5;
 const CONCURRENT: u64 = 6;
 
 impl Record {
-    /// Writes it behind what is in `words`.
+    /// Appends the record to `words`.
     ///
     /// ```
     /// use tidegate_core::{Charge, Limit, Op, Record, Timestamp, decide};
@@ -95,8 +95,8 @@ impl Record {
         words.extend(self.receipts.iter().flat_map(of));
     }
 
-    /// Reads one from the beginning of `words`, which are then those behind it. `None` if there is
-    /// none: then `words` may begin anywhere.
+    /// Reads a record from the start of `words` and advances `words` behind it. `None` if there is none;
+    /// the position of `words` is unspecified then.
     pub fn read(words: &mut &[u64]) -> Option<Record> {
         let state = read_state(words)?;
         let [count] = take(words)?;
@@ -219,12 +219,12 @@ fn at_least_one(number: u64) -> Option<u64> {
     exact(number).filter(|number| *number > 0)
 }
 
-/// Some are later than any clock will tell: the end of a lease that was granted at the end of time.
+/// A time that can be later than any clock, such as the end of a lease granted at the last time.
 fn moment(micros: u64) -> Option<Timestamp> {
     exact(micros).map(Timestamp::from_kept_micros)
 }
 
-/// What a clock told.
+/// A time that a clock can have.
 fn told(micros: u64) -> Option<Timestamp> {
     moment(micros).filter(|at| *at <= Timestamp::MAX)
 }

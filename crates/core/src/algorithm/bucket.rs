@@ -17,8 +17,8 @@ use crate::exact::{gcd, mul_div_ceil, mul_div_floor};
 use crate::limit::{LimitError, Parameter, Problem};
 use crate::time::{EXACT, MAX_WAIT_US, Period, Timestamp};
 
-/// A token is cut into at least this many units where there is room for it, so that carrying a
-/// level over to another rate, which rounds up to a whole unit, costs less than a millionth of a
+/// A token has at least this many units where the exact domain allows it, so that carrying a level
+/// over to another rate, which rounds up to a whole unit, costs less than a millionth of a
 /// token.
 const FINE: u64 = 1 << 20;
 
@@ -26,35 +26,35 @@ const FINE: u64 = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Bucket {
-    /// How many tokens drain in a period.
+    /// The tokens that drain in a period.
     pub amount: u64,
     /// The period in microseconds.
     pub period: u64,
-    /// How many tokens the bucket holds.
+    /// The tokens that the bucket holds.
     pub capacity: u64,
-    /// The same in units.
+    /// The capacity in units.
     pub full: u64,
-    /// The same rate in whole units.
+    /// The rate in units.
     pub rate: Rate,
 }
 
-/// A rate in whole units: a token is `q` of them, a tick of `grid` microseconds drains `p`.
+/// A rate in units: a token is `q` units, and a tick of `grid` microseconds drains `p`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Rate {
-    /// Units that drain in a tick.
+    /// The units that drain in a tick.
     pub p: u64,
-    /// Units in a token.
+    /// The units of a token.
     pub q: u64,
-    /// Microseconds in a tick.
+    /// The microseconds of a tick.
     pub grid: u64,
 }
 
-/// What a bucket keeps for a key: how full it was, in units, and when.
+/// The state of a bucket for one key: the units in it, and when they were.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Level {
-    /// Units in the bucket; zero is idle.
+    /// The units in the bucket; zero is idle.
     pub units: u64,
-    /// When it held them.
+    /// The time at which the bucket held them.
     pub at: Timestamp,
 }
 
@@ -116,9 +116,8 @@ impl Bucket {
             + u64::try_from(drained).expect("no more than the amount and what one tick drains")
     }
 
-    /// Takes `cost` as soon as it fits, and counts it from now: returns how long to wait, or `None`
-    /// if that is more than `max_wait_us`. Whoever comes later is judged as if it had been taken
-    /// already, so places are kept in order.
+    /// Books `cost` for when it fits, and charges it now: returns the wait, or `None` if that is more
+    /// than `max_wait_us`. Later calls see it as charged, so bookings stay in order.
     pub(crate) fn book(
         &self,
         level: &mut Level,
@@ -127,14 +126,13 @@ impl Bucket {
         max_wait_us: u64,
     ) -> Option<u64> {
         let wait = self.wait(level, now, cost, self.capacity);
-        // The longest wait that is reported may stand for a longer one, which would be no place to
-        // keep.
+        // The longest wait that is reported may stand for a longer one, which cannot be booked.
         if wait > max_wait_us || wait >= MAX_WAIT_US {
             return None;
         }
         let Rate { p, q, grid } = self.rate;
-        // At the moment of its turn the bucket may have run dry within the last tick; that fraction
-        // is not saved up.
+        // At the booked time the bucket may have run empty within the last tick; that fraction is not
+        // saved up.
         let ticks = now.plus(wait).micros_since(level.at) / grid;
         let units = max(level.units, ticks.saturating_mul(p)).checked_add(cost * q)?;
         if units >= EXACT {
@@ -174,8 +172,8 @@ impl Rate {
     }
 
     /// The last moment at which the level can have been charged. On a coarse grid a bucket's clock
-    /// starts with the tick it is in, which may be before the charge: nobody else may drain it for
-    /// that time.
+    /// starts with the tick it is in, which may be before the charge: it must not drain for that time
+    /// again.
     pub(crate) fn charged_by(&self, level: &Level, now: Timestamp) -> Timestamp {
         let on_grid = level.at.floor_to(self.grid) == level.at;
         if on_grid { level.at.plus(self.grid - 1).min(now.max(level.at)) } else { level.at }
@@ -252,8 +250,8 @@ impl Kernel for Bucket {
         if over == 0 {
             return 0;
         }
-        // Most rates of one token per so many ticks have p = 1, and a division is the dearest thing
-        // here.
+        // Most rates of one token per so many ticks have p = 1, and the division dominates
+        // the cost.
         let ticks = if p == 1 { over } else { over.div_ceil(p) };
         level.at.plus(ticks.saturating_mul(grid)).micros_since(now).min(MAX_WAIT_US)
     }

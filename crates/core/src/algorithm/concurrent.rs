@@ -1,7 +1,6 @@
 //! Concurrency: leases in flight, each of which ends when it is released or when its time is up.
 //!
-//! Nobody has to clean up after a crash: a lease that is never released stops counting after its
-//! ttl.
+//! A crash needs no cleanup: a lease that is never released stops counting after its ttl.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -19,13 +18,13 @@ use crate::time::Timestamp;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Concurrent {
-    /// How much at once.
+    /// The most units in use at the same time.
     pub amount: u64,
-    /// How long a lease lives that nobody releases, in microseconds.
+    /// The microseconds after which a lease ends that is not released.
     pub ttl: u64,
 }
 
-/// What a concurrency limit keeps for a key: the leases that live, in the order in which they end.
+/// The state of a concurrency limit for one key: the live leases, in the order in which they end.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Leases {
     leases: Kept,
@@ -40,11 +39,11 @@ pub(crate) type Place = (Timestamp, u64);
 /// One lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lease {
-    /// Whose it is.
+    /// The id of the lease.
     pub id: Id,
-    /// How much it holds.
+    /// The units that it holds.
     pub cost: u64,
-    /// The first moment at which it no longer counts.
+    /// The first time at which it no longer counts.
     pub deadline: Timestamp,
 }
 
@@ -58,7 +57,7 @@ impl Leases {
         (self.granted, self.leases.iter().map(|((_, number), lease)| (number, lease)))
     }
 
-    /// Those of somebody who kept them elsewhere; `None` if they come to too much, or two are one.
+    /// Leases that a store has kept; `None` if their sum is too large or two have the same id.
     pub(crate) fn from_parts(
         leases: &[(u64, Lease)],
         newest: Timestamp,
@@ -82,12 +81,12 @@ impl Leases {
         self.leases.iter().map(|(_, lease)| lease)
     }
 
-    /// What they hold together.
+    /// The units that all leases hold.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// When the newest of them was granted.
+    /// The time at which the newest lease was granted.
     pub fn newest(&self) -> Timestamp {
         self.newest
     }
@@ -97,7 +96,7 @@ impl Leases {
         self.leases.place_of(id).is_some()
     }
 
-    /// What the lease of `id` holds.
+    /// The units that the lease of `id` holds.
     pub(crate) fn held(&self, id: Id) -> u64 {
         self.leases
             .place_of(id)
@@ -117,14 +116,13 @@ impl Leases {
         self.leases.last().map_or(Timestamp::EPOCH, |(end, _)| end)
     }
 
-    /// The leases that [`age`](Leases::age) will forget, and where they were.
+    /// The leases that [`age`](Leases::age) removes, and their places.
     pub(crate) fn ended(&self, now: Timestamp) -> Vec<(Place, Lease)> {
         let now = max(now, self.newest);
         self.leases.iter().take_while(|(_, lease)| lease.deadline <= now).collect()
     }
 
-    /// Forgets the leases whose time is up; needs no parameters, because each lease knows its own
-    /// deadline.
+    /// Removes expired leases; it needs no parameters, because each lease has its own deadline.
     pub(crate) fn age(&mut self, now: Timestamp) -> Timestamp {
         let now = if self.leases.is_empty() { now } else { max(now, self.newest) };
         self.total -= self.leases.remove_ended(now);
@@ -143,7 +141,7 @@ impl Leases {
         }
     }
 
-    /// Puts back what [`age`](Kernel::age) took.
+    /// Restores what [`age`](Kernel::age) removed.
     pub(crate) fn restore(&mut self, ended: Vec<(Place, Lease)>) {
         for (place, lease) in ended {
             self.put(place, lease);
@@ -156,8 +154,8 @@ impl Leases {
     }
 }
 
-/// So many leases are kept in a list. A key has one or two as a rule, and a tree of one takes as
-/// much as a tree of eleven.
+/// The most leases in a list. A key usually has one or two, and a tree of one takes as much memory
+/// as a tree of eleven.
 const FEW: usize = 32;
 
 /// Leases in the order of their places: a list of few, two trees of many.
@@ -243,7 +241,7 @@ impl Kept {
         }
     }
 
-    /// Where the lease of `id` is, which is not that of leases that nobody named.
+    /// The place of the lease of `id`, which must not be that of leases without an id.
     fn place_of(&self, id: Id) -> Option<Place> {
         match self {
             Kept::Few(few) => few.iter().find(|(_, lease)| lease.id == id).map(place_in_list),
@@ -287,7 +285,7 @@ impl Kept {
         }
     }
 
-    /// Removes the leases whose time is up at `now`, and returns what they held.
+    /// Removes the leases that have expired at `now`, and returns the units they held.
     fn remove_ended(&mut self, now: Timestamp) -> u64 {
         let mut held = 0;
         match self {
@@ -309,8 +307,7 @@ impl Kept {
         held
     }
 
-    /// Takes up to so many units from the leases that end last, and removes those that have nothing
-    /// left.
+    /// Takes up to this many units from the leases that end last, and removes empty leases.
     fn take_back(&mut self, units: u64) -> u64 {
         match self {
             Kept::Few(few) => {
@@ -333,7 +330,7 @@ impl Kept {
         }
     }
 
-    /// Back to a list, once it is short enough that it does not become a tree again at once.
+    /// Returns to a list when it is short enough not to become a tree again immediately.
     fn make_small(&mut self) {
         if self.len() <= FEW / 4 {
             *self = Kept::Few(self.iter().map(|((_, number), lease)| (number, lease)).collect());

@@ -1,5 +1,4 @@
-//! The two-window estimate: as if what was used in the previous window had been spread over it
-//! evenly.
+//! The two-window estimate: it assumes that the usage of the previous window was spread evenly.
 //!
 //! A sliding window that ends now covers all of the current fixed window and a part of the previous
 //! one; the previous count is weighted by that part. Two counters per key; nearly a sliding window
@@ -18,24 +17,24 @@ use crate::time::{EXACT, Period, Timestamp};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Estimate {
-    /// How much in a period.
+    /// The units per period.
     pub amount: u64,
     /// The length of a window in microseconds.
     pub period: u64,
-    /// Microseconds in a tick of the clock it is judged on; divides the period.
+    /// The microseconds of a tick of its clock grid; divides the period.
     pub grid: u64,
 }
 
-/// What an estimate keeps for a key.
+/// The state of an estimate for one key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pair {
-    /// When the current window started: a multiple of the period.
+    /// The start of the current window: a multiple of the period.
     pub start: Timestamp,
-    /// When something was last taken.
+    /// The time of the last charge.
     pub last: Timestamp,
-    /// What was taken in the window before it.
+    /// The usage of the previous window.
     pub previous: u64,
-    /// What was taken in it.
+    /// The usage of the current window.
     pub current: u64,
 }
 

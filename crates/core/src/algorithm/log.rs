@@ -1,6 +1,6 @@
 //! The log: every hit is kept with its time, and what is younger than one period counts.
 //!
-//! Exact, and the dearest in memory: one entry per hit, so the amount is at most 100 000.
+//! Exact, and the largest in memory: one entry per hit, so the amount is at most 100 000.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -17,25 +17,25 @@ use crate::time::Timestamp;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Log {
-    /// How much in any span of one period.
+    /// The units in any span of one period.
     pub amount: u64,
     /// The period in microseconds.
     pub period: u64,
 }
 
-/// What a log keeps for a key: every hit that still counts, oldest first.
+/// The state of a log for one key: every hit that still counts, oldest first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Entries {
     entries: VecDeque<Entry>,
     total: u64,
 }
 
-/// What was taken at one moment.
+/// The units charged at one time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// When.
+    /// The time of the charge.
     pub at: Timestamp,
-    /// How much.
+    /// The units charged.
     pub cost: u64,
 }
 
@@ -44,7 +44,7 @@ impl Entries {
         block::<Entry>(self.entries.capacity())
     }
 
-    /// Those of somebody who kept them elsewhere, oldest first; `None` if they come to too much.
+    /// Entries that a store has kept, oldest first; `None` if their sum is too large.
     pub(crate) fn from_parts(entries: Vec<Entry>) -> Option<Self> {
         let total = exact_sum(entries.iter().map(|entry| entry.cost))?;
         Some(Entries { entries: entries.into(), total })
@@ -55,12 +55,12 @@ impl Entries {
         self.entries.iter().copied()
     }
 
-    /// The sum over all of them.
+    /// The sum of all entries.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Puts back at the front what [`age`](Kernel::age) took from there.
+    /// Restores at the front what [`age`](Kernel::age) removed there.
     pub(crate) fn restore(&mut self, ended: &[Entry]) {
         for entry in ended.iter().rev() {
             self.total += entry.cost;
@@ -70,7 +70,7 @@ impl Entries {
 }
 
 impl Log {
-    /// The entries that [`age`](Kernel::age) will forget.
+    /// The entries that [`age`](Kernel::age) removes.
     pub(crate) fn ended(&self, log: &Entries, now: Timestamp) -> Vec<Entry> {
         let now = log.entries.back().map_or(now, |newest| max(now, newest.at));
         log.iter().take_while(|entry| now.micros_since(entry.at) >= self.period).collect()

@@ -1,9 +1,9 @@
-//! The algorithms: one file each, one small state each, and the same six questions to all of them.
+//! The algorithms: one file and one small state each, behind one trait.
 //!
-//! An algorithm only measures. It can [age](Kernel::age) a state to a moment, say how much
-//! [room](Kernel::room) is left below a ceiling, [charge](Kernel::charge), say how long to
-//! [wait](Kernel::wait) until a cost fits, and [give back](Kernel::give_back). What an operation
-//! makes of these answers is written once, in [`decide`](crate::decide()), and is the same for all.
+//! An algorithm only measures. It [ages](Kernel::age) a state to a time, says how many units
+//! [fit](Kernel::room) below a ceiling, [charges](Kernel::charge), says how long to
+//! [wait](Kernel::wait) until a cost fits, and [gives back](Kernel::give_back). The operations are
+//! written once on top of it, in [`decide`](crate::decide()).
 
 pub mod bucket;
 pub mod concurrent;
@@ -23,32 +23,32 @@ pub use window::Window;
 use crate::Id;
 use crate::time::Timestamp;
 
-/// Clock grids, finest first. A limit is judged on the first one on which its numbers stay exact.
+/// Clock grids, finest first. A limit uses the first one on which its numbers stay exact.
 pub(crate) const GRIDS_US: [u64; 7] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
 
-/// What every algorithm can say about one key.
+/// The measurements of an algorithm on the state of one key.
 ///
-/// Except for `age`, every function expects a state that has been aged, and the moment `age`
-/// returned. A ceiling is at least 1, a cost is at least 1, and `wait` is only asked for a cost up
-/// to the ceiling.
+/// Except for `age`, every function expects an aged state and the time that `age` returned. A
+/// ceiling is at least 1, a cost is at least 1, and `wait` is only called with a cost up to the
+/// ceiling.
 pub trait Kernel {
-    /// What is kept for a key. The default is a key that was never seen.
+    /// The state of a key. The default is that of a new key.
     type State: Default + Clone;
 
-    /// How much at once.
+    /// The most units in use.
     fn capacity(&self) -> u64;
 
-    /// Forgets what no longer counts at `now`, and returns the moment to judge at: `now`, or the
-    /// newest time in the state if that is later, because time does not go back.
+    /// Removes what no longer counts at `now`, and returns the time to decide at: `now`, or the newest
+    /// time in the state if that is later, because time does not go back.
     fn age(&self, state: &mut Self::State, now: Timestamp) -> Timestamp;
 
-    /// How many whole units fit below `ceiling`.
+    /// The units that fit below `ceiling`, rounded down.
     fn room(&self, state: &Self::State, now: Timestamp, ceiling: u64) -> u64;
 
-    /// Adds `cost`, whether it fits or not, and returns the moment under which it is kept.
+    /// Adds `cost`, whether it fits or not, and returns the time under which it is kept.
     fn charge(&self, state: &mut Self::State, now: Timestamp, cost: u64, id: Id) -> Timestamp;
 
-    /// Adds `cost` without an id if it fits below the capacity; says whether it did.
+    /// Adds `cost` without an id if it fits below the capacity, and returns whether it did.
     #[inline(always)]
     fn charge_if_it_fits(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> bool {
         let fits = cost <= self.room(state, now, self.capacity());
@@ -58,14 +58,14 @@ pub trait Kernel {
         fits
     }
 
-    /// Microseconds until `cost` fits below `ceiling` if nobody takes anything more. Tight: one
-    /// less is too early.
+    /// Microseconds until `cost` fits below `ceiling` if nothing else is charged. Tight: one less is
+    /// too early.
     fn wait(&self, state: &Self::State, now: Timestamp, cost: u64, ceiling: u64) -> u64;
 
-    /// Takes back up to `units`, the newest first, and returns how many it took back.
+    /// Gives back up to `units`, the newest first, and returns how many it gave back.
     ///
-    /// With `charged_at`, what [`charge`](Kernel::charge) returned, only what that charge still
-    /// weighs is given back.
+    /// With `charged_at`, the time that [`charge`](Kernel::charge) returned, at most what is left of
+    /// that charge.
     fn give_back(
         &self,
         state: &mut Self::State,
@@ -74,7 +74,7 @@ pub trait Kernel {
         charged_at: Option<Timestamp>,
     ) -> u64;
 
-    /// The first moment from which this state is the same as none at all.
+    /// The first time at which this state equals that of a new key.
     fn idle_at(&self, state: &Self::State) -> Timestamp;
 }
 
@@ -110,22 +110,22 @@ impl Moved {
 /// An algorithm with its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Algorithm {
-    /// Token bucket, leaky bucket, GCRA.
+    /// A token bucket, leaky bucket or GCRA.
     Bucket(Bucket),
-    /// Fixed window.
+    /// A fixed window.
     Window(Window),
-    /// Sliding window in steps.
+    /// A sliding window in steps.
     Sliding(Sliding),
-    /// Two windows, the previous one weighted.
+    /// An estimate from two windows, the previous one weighted.
     Estimate(Estimate),
-    /// Every hit kept.
+    /// A log of every hit.
     Log(Log),
-    /// Leases in flight.
+    /// A limit on concurrent leases.
     Concurrent(Concurrent),
 }
 
 impl Algorithm {
-    /// Its word in the notation.
+    /// The word of the algorithm in the notation.
     pub const fn name(&self) -> &'static str {
         match self {
             Algorithm::Bucket(_) => "bucket",
@@ -137,7 +137,7 @@ impl Algorithm {
         }
     }
 
-    /// How much per period; for `concurrent`, how much at once.
+    /// The units per period; for `concurrent`, the units in use at the same time.
     pub const fn amount(&self) -> u64 {
         match self {
             Algorithm::Bucket(bucket) => bucket.amount,
@@ -149,7 +149,7 @@ impl Algorithm {
         }
     }
 
-    /// How much at once.
+    /// The most units in use at the same time.
     pub const fn capacity(&self) -> u64 {
         match self {
             Algorithm::Bucket(bucket) => bucket.capacity,

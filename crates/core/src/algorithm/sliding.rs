@@ -2,7 +2,7 @@
 //! in the window.
 //!
 //! A step is a fixed slice of time, counted from the epoch; it need not divide the period. What was
-//! taken within a step leaves the window all at once:
+//! taken within a step leaves the window together:
 //! - **strict** (the default): when the last hit the step could hold has left. Never more than the
 //!   amount in any span of one period;
 //! - **lenient**: when the window begins to leave the step, as the published recipes do: up to one
@@ -23,17 +23,17 @@ use crate::time::{EXACT, Timestamp};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Sliding {
-    /// How much in any span of one period.
+    /// The units in any span of one period.
     pub amount: u64,
     /// The period in microseconds.
     pub period: u64,
     /// The length of a step in microseconds.
     pub step: u64,
-    /// Whether a step is forgotten as soon as the window begins to leave it.
+    /// Whether a step is removed as soon as the window begins to leave it.
     pub lenient: bool,
 }
 
-/// What a sliding window keeps for a key: the steps in which something was taken, oldest first.
+/// The state of a sliding window for one key: the steps with usage, oldest first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Steps {
     steps: VecDeque<Step>,
@@ -41,12 +41,12 @@ pub struct Steps {
     last: Timestamp,
 }
 
-/// One step in which something was taken.
+/// One step with usage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// Which step since the epoch.
+    /// The number of the step since the epoch.
     pub index: u64,
-    /// What was taken in it.
+    /// The usage of the step.
     pub used: u64,
 }
 
@@ -55,28 +55,28 @@ impl Steps {
         block::<Step>(self.steps.capacity())
     }
 
-    /// Those of somebody who kept them elsewhere, oldest first; `None` if they come to too much.
+    /// Steps that a store has kept, oldest first; `None` if their sum is too large.
     pub(crate) fn from_parts(steps: Vec<Step>, last: Timestamp) -> Option<Self> {
         let total = exact_sum(steps.iter().map(|step| step.used))?;
         Some(Steps { steps: steps.into(), total, last })
     }
 
-    /// The steps in which something was taken, oldest first.
+    /// The steps with usage, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Step> + '_ {
         self.steps.iter().copied()
     }
 
-    /// When something was last taken.
+    /// The time of the last charge.
     pub fn last(&self) -> Timestamp {
         self.last
     }
 
-    /// The sum over all of them.
+    /// The sum of all steps.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Puts back at the front what [`age`](Kernel::age) took from there.
+    /// Restores at the front what [`age`](Kernel::age) removed there.
     pub(crate) fn restore(&mut self, ended: &[Step]) {
         for step in ended.iter().rev() {
             self.total += step.used;
@@ -86,7 +86,7 @@ impl Steps {
 }
 
 impl Sliding {
-    /// The steps that [`age`](Kernel::age) will forget.
+    /// The steps that [`age`](Kernel::age) removes.
     pub(crate) fn ended(&self, state: &Steps, now: Timestamp) -> Vec<Step> {
         let now = max(now, self.newest(state));
         state.iter().take_while(|step| self.expiry(step.index) <= now).collect()

@@ -1,7 +1,7 @@
 //! The fixed window: a counter and when it started.
 //!
 //! Windows start at multiples of the period, or with the first hit after the last one ended. Either
-//! way a burst on both sides of an edge passes: up to twice the amount within one period.
+//! way a burst on both sides of an edge is allowed: up to twice the amount within one period.
 //! `sliding`, `log` and `bucket` do not allow that.
 
 use core::cmp::{max, min};
@@ -14,7 +14,7 @@ use crate::time::{EXACT, Timestamp};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Window {
-    /// How much in one window.
+    /// The units in one window.
     pub amount: u64,
     /// The length of a window in microseconds.
     pub period: u64,
@@ -22,14 +22,14 @@ pub struct Window {
     pub from_first_hit: bool,
 }
 
-/// What a window keeps for a key.
+/// The state of a window for one key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Count {
-    /// When the window started.
+    /// The start of the window.
     pub start: Timestamp,
-    /// When something was last taken in it.
+    /// The time of the last charge in it.
     pub last: Timestamp,
-    /// What was taken in it; zero is idle.
+    /// The usage of the window; zero is idle.
     pub used: u64,
 }
 

@@ -9,17 +9,17 @@ use crate::time::Period;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Parameter {
-    /// How much.
+    /// The units per period.
     Amount,
-    /// How often.
+    /// The length of the period.
     Period,
-    /// How much at once.
+    /// The capacity of a bucket.
     Burst,
-    /// How finely a sliding window slides.
+    /// The step of a sliding window.
     Step,
-    /// How long a lease lives.
+    /// The time after which a lease ends by itself.
     Ttl,
-    /// How far below empty debits may go.
+    /// The units that debits may go below empty.
     Debt,
     /// Whether denied requests are charged.
     CountRejected,
@@ -39,7 +39,7 @@ impl fmt::Display for Parameter {
     }
 }
 
-/// A parameter outside what a limit can exactly be, with its value and what was expected.
+/// A parameter outside the exact domain, with its value and what was expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LimitError {
     pub(super) parameter: Parameter,
@@ -62,12 +62,12 @@ impl LimitError {
         LimitError { parameter, value, problem }
     }
 
-    /// Which parameter is wrong.
+    /// The parameter that is wrong.
     pub fn parameter(&self) -> Parameter {
         self.parameter
     }
 
-    /// The value it had; periods, steps and ttls in microseconds.
+    /// The value of the parameter; periods, steps and ttls in microseconds.
     pub fn value(&self) -> u64 {
         self.value
     }

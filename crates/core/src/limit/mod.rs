@@ -1,7 +1,7 @@
-//! A limit: how much, how often, by which algorithm. A `Limit` that exists is valid.
+//! A limit: amount, period and algorithm. A `Limit` that exists is valid.
 //!
-//! Everything that can be wrong with the numbers is found here, once, by [`Builder::build`], and
-//! refused by an error that names the parameter. After that nobody checks again.
+//! [`Builder::build`] checks all numbers once and returns an error that names the wrong parameter.
+//! No later code checks them again.
 
 use crate::algorithm::{Algorithm, Bucket, Concurrent, Estimate, Log, Sliding, Window};
 use crate::decide::Op;
@@ -12,12 +12,12 @@ mod error;
 pub(crate) use error::Problem;
 pub use error::{LimitError, Parameter};
 
-/// The most steps a sliding window may be cut into.
+/// The most steps of a sliding window.
 pub const MAX_STEPS: u64 = 1_000;
 /// The largest amount of a `log`, which keeps every hit.
 pub const MAX_LOG_AMOUNT: u64 = 100_000;
 
-/// How much, how often, by which algorithm.
+/// A rate limit: the amount, the period and the algorithm.
 ///
 /// ```
 /// use tidegate_core::{Limit, Period};
@@ -49,15 +49,15 @@ impl Limit {
     }
 
     /// A bucket, in the words of the leaky bucket or funnel: `amount` leaks out every `period`, a
-    /// request pours its cost in, and what would make it overflow its
+    /// request pours its cost in, and a request that would overflow its
     /// [`capacity`](Builder::capacity) is denied.
     pub fn leaky_bucket(amount: u64, period: Period) -> Builder<BucketSpec> {
         Self::bucket(amount, period)
     }
 
     /// A bucket, in the words of the generic cell rate algorithm: cells are due `period / amount`
-    /// apart, and one may come early as long as no more than [`burst`](Builder::burst) come at
-    /// once.
+    /// apart, and cells may come early as long as at most [`burst`](Builder::burst) come
+    /// together.
     pub fn gcra(amount: u64, period: Period) -> Builder<BucketSpec> {
         Self::bucket(amount, period)
     }
@@ -85,7 +85,7 @@ impl Limit {
         Builder::new(LogSpec { amount, period })
     }
 
-    /// `amount` leases at once, each of which ends by itself after `ttl` if nobody releases it.
+    /// `amount` concurrent leases, each of which ends after `ttl` if it is not released.
     pub fn concurrent(amount: u64, ttl: Period) -> Builder<ConcurrentSpec> {
         Builder::new(ConcurrentSpec { amount, ttl })
     }
@@ -95,19 +95,18 @@ impl Limit {
         &self.algorithm
     }
 
-    /// The most that one request can ever be allowed to take: a bucket's burst, otherwise the
-    /// amount.
+    /// The largest cost that can be allowed: the burst of a bucket, the amount of other limits.
     pub fn capacity(&self) -> u64 {
         self.algorithm.capacity()
     }
 
-    /// How far below empty a [debit](crate::Op::Debit) may go, in units.
+    /// The units that a [debit](crate::Op::Debit) may go below empty.
     pub fn debt(&self) -> u64 {
         self.debt
     }
 
-    /// How much may be in use after an operation: the capacity, and for what is taken after the
-    /// fact the debt below it.
+    /// The most units in use after an operation: the capacity, and for operations that charge after
+    /// the fact, the debt below it.
     pub(crate) fn ceiling(&self, op: Op) -> u64 {
         match op {
             Op::Debit | Op::Settle => self.capacity() + self.debt,
@@ -115,13 +114,13 @@ impl Limit {
         }
     }
 
-    /// Whether denied requests are charged too, so that a hammering client stays locked out.
+    /// Whether denied requests are charged, so that a client that keeps retrying stays denied.
     pub fn counts_rejected(&self) -> bool {
         self.count_rejected
     }
 
-    /// The clock grid this limit is judged on, in microseconds. One, unless its numbers need a
-    /// coarser one to stay exact.
+    /// The clock grid of this limit in microseconds: one, unless its numbers need a coarser one to
+    /// stay exact.
     pub fn grid_us(&self) -> u64 {
         match self.algorithm {
             Algorithm::Bucket(bucket) => bucket.rate.grid,
@@ -130,10 +129,11 @@ impl Limit {
         }
     }
 
-    /// The most that this limit can admit within (t, t + period] for the worst t; for `concurrent`,
-    /// at once.
+    /// The most units that this limit can admit within (t, t + period] for the worst t; for
+    /// `concurrent`, at the same time.
     ///
-    /// Counts what `check` admits. Debits can take [`debt`](Limit::debt) more.
+    /// It counts what `check` admits. Debits can charge [`debt`](Limit::debt) more.
+    ///
     /// ```
     /// # use tidegate_core::Limit;
     /// assert_eq!("10/s window".parse::<Limit>()?.worst_case(), 20); // both sides of an edge
@@ -159,22 +159,22 @@ impl<S: Spec> Builder<S> {
         Builder { spec, debt: None, count_rejected: false }
     }
 
-    /// How far below empty a debit may go, in units; one capacity unless said otherwise.
+    /// The units that a debit may go below empty; one capacity by default.
     pub fn debt(mut self, units: u64) -> Self {
         self.debt = Some(units);
         self
     }
 
-    /// Charge denied requests too, so that a client that keeps hammering stays locked out.
+    /// Charges denied requests, too, so that a client that keeps retrying stays denied.
     pub fn count_rejected(mut self) -> Self {
         self.count_rejected = true;
         self
     }
 
-    /// The limit, or the parameter that is wrong and what was expected.
+    /// Checks all parameters and builds the limit.
     ///
     /// # Errors
-    /// Any parameter that is zero, or so large that the arithmetic could not stay exact on any
+    /// A parameter that is zero, or so large that the arithmetic could not stay exact on any
     /// clock grid.
     pub fn build(self) -> Result<Limit, LimitError> {
         self.spec.build(self.debt, self.count_rejected)
@@ -182,7 +182,7 @@ impl<S: Spec> Builder<S> {
 }
 
 impl Builder<BucketSpec> {
-    /// How much may be taken at once: the size of the bucket.
+    /// The capacity of the bucket: the largest burst.
     pub fn burst(mut self, units: u64) -> Self {
         self.spec.capacity = Some(units);
         self
@@ -195,7 +195,7 @@ impl Builder<BucketSpec> {
 }
 
 impl Builder<WindowSpec> {
-    /// A window begins with the first hit after the last one ended, instead of at a multiple of the
+    /// Starts each window with the first hit after the last window, instead of at a multiple of the
     /// period.
     pub fn from_first_hit(mut self) -> Self {
         self.spec.from_first_hit = true;
@@ -204,20 +204,20 @@ impl Builder<WindowSpec> {
 }
 
 impl Builder<SlidingSpec> {
-    /// How finely the window slides. It need not divide the period.
+    /// The step of the window. It need not divide the period.
     pub fn step(mut self, step: Period) -> Self {
         self.spec.step = Some(step);
         self
     }
 
-    /// Forget a step as soon as the window covers only a part of it, up to one step early.
+    /// Removes a step as soon as the window covers only a part of it, up to one step early.
     pub fn lenient(mut self) -> Self {
         self.spec.lenient = true;
         self
     }
 }
 
-/// What a builder collects, one type per algorithm so that only its own options can be said.
+/// The parameters that a builder collects: one type per algorithm, with its options only.
 pub trait Spec: Copy + sealed::Sealed {
     #[doc(hidden)]
     fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError>;

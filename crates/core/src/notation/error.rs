@@ -1,4 +1,4 @@
-//! What is wrong with a text that should be a limit.
+//! Why a text is not a limit.
 
 use alloc::borrow::Cow;
 use alloc::string::String;
@@ -7,12 +7,12 @@ use core::fmt;
 use super::hint::hint;
 use crate::limit::LimitError;
 
-/// What is wrong with a text that should be a limit, where, and what was expected there.
+/// Why a text is not a limit: the place, and what was expected there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseError {
     pub(super) column: usize,
     pub(super) kind: Kind,
-    /// What to write instead, where that can be told.
+    /// What to write instead, if that is known.
     pub(super) hint: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl ParseError {
         ParseError { column, kind, hint: None }
     }
 
-    /// The same with what the author of `text` most likely meant.
+    /// Adds what the author of `text` most likely meant.
     pub(super) fn hinted(mut self, text: &str) -> Self {
         if matches!(self.kind, Kind::Unexpected { .. }) {
             self.hint = hint(text, self.column);
@@ -40,7 +40,7 @@ impl ParseError {
         self
     }
 
-    /// The column, counted in characters from 1, at which the problem stands.
+    /// The column of the problem, counted in characters from 1.
     pub fn column(&self) -> usize {
         self.column
     }

@@ -1,4 +1,4 @@
-//! What the author of a text most likely meant. An error ends with it where it can be told.
+//! What the author of a text most likely meant; the end of an error message, if it is known.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -9,7 +9,7 @@ use super::parser::unit;
 use crate::exact::gcd;
 use crate::time::Period;
 
-/// Words of the notation that people misspell.
+/// Words of the notation that are often misspelled.
 const WORDS: [&str; 14] = [
     "bucket",
     "window",
@@ -142,7 +142,7 @@ fn fraction(own: &str, after: &str) -> Option<String> {
     })
 }
 
-/// In the unit of the author: `2s`, and not what is longer to read.
+/// The period in the author's unit, as in `2s`.
 fn period_as_written(period: Period, number: u64, word: &str) -> String {
     match unit(word) {
         Some(unit) if unit.in_largest_unit().0 == 1 => {
@@ -288,7 +288,7 @@ mod tests {
         ] {
             let error = text.parse::<Limits>().unwrap_err().to_string();
             assert!(error.ends_with(&alloc::format!(": {offered}")), "{text}: {error}");
-            // A whole limit that is offered is one.
+            // A suggested limit parses.
             if let Some(whole) = offered.strip_prefix("write ").filter(|whole| whole.contains('/'))
             {
                 assert!(whole.parse::<Limits>().is_ok(), "{text}: {whole}");

@@ -7,8 +7,8 @@
 //! option  = "burst" n | "step" [ number ] unit | "lenient" | "strict" | "from first hit" | "count rejected" | "debt" n
 //! unit    = us | ms | s | m | min | h | d | day | w | week, also written out and in the plural
 //! ```
-//! Upper and lower case are the same, and spaces are free. What is printed is the shortest
-//! canonical form, and parses back.
+//! Case does not matter, and spaces are optional. A limit displays in its shortest canonical form,
+//! which parses back.
 
 mod error;
 mod hint;
@@ -24,7 +24,7 @@ use crate::algorithm::Algorithm;
 use crate::limit::Limit;
 use crate::time::Period;
 
-/// The most limits that one text may join with `;`.
+/// The most limits in one text.
 pub const MAX_LIMITS: usize = 16;
 
 /// One limit or several that are decided together: `10/s; 120/m`. Never empty, cheap to clone.
@@ -40,19 +40,18 @@ pub const MAX_LIMITS: usize = 16;
 pub struct Limits(Arc<[Limit]>);
 
 impl Limits {
-    /// Several limits that are decided together; `None` if there are none or more than
-    /// [`MAX_LIMITS`].
+    /// Joins several limits; `None` if there are none or more than [`MAX_LIMITS`].
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Option<Self> {
         let limits: Vec<Limit> = limits.into_iter().take(MAX_LIMITS + 1).collect();
         (!limits.is_empty() && limits.len() <= MAX_LIMITS).then(|| Limits(limits.into()))
     }
 
-    /// The limits in the order in which they were written.
+    /// The limits, in the order of the text.
     pub fn iter(&self) -> core::slice::Iter<'_, Limit> {
         self.0.iter()
     }
 
-    /// The limits in the order in which they were written.
+    /// The limits as a slice, in the order of the text.
     pub fn as_slice(&self) -> &[Limit] {
         &self.0
     }
