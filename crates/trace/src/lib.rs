@@ -26,9 +26,11 @@ use std::fmt;
 
 mod duration;
 mod expect;
+mod random;
 
 pub use duration::{Micros, duration};
 pub use expect::{Expectation, Mismatch};
+pub use random::Random;
 
 use tidegate_core::Op;
 use tidegate_core::Timestamp;
@@ -62,7 +64,7 @@ pub struct Event<'t> {
     pub key: &'t str,
     /// How much.
     pub cost: u64,
-    /// What to do: one of those that [`op`] knows.
+    /// What to do: one of [`Op::PLAIN`].
     pub op: Op,
     /// What is to be answered, if the line says.
     pub expect: Option<Expectation>,
@@ -90,8 +92,8 @@ impl<'t> Line<'t> {
                 1 => event.key = field.text,
                 2 => event.cost = field.number(number, "cost")?,
                 3 => {
-                    event.op = op(field.text)
-                        .ok_or_else(|| field.error(number, "operation", OPS.into()))?
+                    event.op = Op::from_name(field.text)
+                        .ok_or_else(|| field.error(number, "operation", operations().into()))?
                 }
                 _ => {
                     return Err(field.error(
@@ -107,12 +109,12 @@ impl<'t> Line<'t> {
 }
 
 const ARROW: &str = "->";
-const OPS: &str = "check, peek, take, debit, refund or reset";
 
-/// The operation that `word` names in a trace; upper and lower case are the same.
-pub fn op(word: &str) -> Option<Op> {
-    const KNOWN: [Op; 6] = [Op::Check, Op::Peek, Op::Take, Op::Debit, Op::Refund, Op::Reset];
-    KNOWN.into_iter().find(|op| op.name().eq_ignore_ascii_case(word))
+/// The operations of a trace, for error messages: `check, peek, … or reset`.
+fn operations() -> String {
+    let names = Op::PLAIN.map(Op::name);
+    let [first @ .., last] = &names;
+    format!("{} or {last}", first.join(", "))
 }
 
 /// A line without fields: empty, a comment, or the comment that names the limits.
@@ -433,7 +435,7 @@ mod tests {
             expect in proptest::option::of(expectations()),
         ) {
             prop_assume!(key != ARROW);
-            let op = [Op::Check, Op::Peek, Op::Take, Op::Debit, Op::Refund, Op::Reset][which];
+            let op = Op::PLAIN[which];
             let event = Event { at: Timestamp::from_micros(at), key: &key, cost, op, expect };
             let text = event.to_string();
             prop_assert_eq!(Line::parse(&text, 1), Ok(Line::Event(event)), "{}", text);

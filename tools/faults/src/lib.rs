@@ -19,7 +19,6 @@ mod args;
 mod inject;
 mod judge;
 mod load;
-mod random;
 mod report;
 mod rows;
 mod stage;

@@ -1,24 +1,19 @@
-//! Chance, all of it from one seed.
+//! The random numbers of a run, all from one seed.
 
-/// A generator of numbers. Parts of a simulation have generators of their own, so that what one
-/// draws changes nothing for another.
+/// A random generator. Each part of a simulation has its own, so that one part drawing more numbers
+/// changes nothing for another.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(tidegate_trace::Random);
 
 impl Random {
     /// The generator of this seed for this use.
     pub fn new(seed: u64, of: &str) -> Self {
-        let mut random =
-            Random(of.bytes().fold(seed, |sum, byte| sum.rotate_left(9) ^ u64::from(byte)));
-        Random(random.number())
+        let start = of.bytes().fold(seed, |sum, byte| sum.rotate_left(9) ^ u64::from(byte));
+        Random(tidegate_trace::Random(tidegate_trace::Random(start).next()))
     }
 
     pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next()
     }
 
     /// Below `bound`.

@@ -27,6 +27,7 @@ use tidegate_core::algorithm::{Kernel, bucket::Level, estimate::Pair, window::Co
 use tidegate_core::{
     Algorithm, Charge, Limit, Op, Record, Retry, Timestamp, Verdict, admit, decide, report,
 };
+use tidegate_trace::Random;
 
 use checkers::{
     Answer, Arrival, Checker, Deadlines, Epoch, Every, FirstHit, Ring, Steps, TwoWindows,
@@ -117,7 +118,7 @@ fn run(name: &str, limits: &[&str], ops: u64, seed: u64) -> Result<String, Strin
     let mut allowed = 0;
     let began = Instant::now();
     for step in 0..ops {
-        let word = random.word();
+        let word = random.next();
         let key = &mut keys[word as usize % KEYS];
         let (now, cost) = key.draw(word >> 8);
         let got = key.decide(now, cost);
@@ -139,19 +140,6 @@ fn run(name: &str, limits: &[&str], ops: u64, seed: u64) -> Result<String, Strin
     Ok(format!(
         "{name:<10} {ops:>13} ops  {allowed:>13} allowed  {denied:>13} denied  {ns:>4} ns/op  0 differences"
     ))
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
 }
 
 /// The state of the core for one key: a record, or a small state for the fast path.

@@ -22,7 +22,7 @@ fn check<K: Kernel<State: Copy>>(
 #[test]
 fn the_fast_check_is_the_same_rule() {
     for seed in 0..9_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let kind = source.pick(&[Kind::Bucket, Kind::Window, Kind::Estimate]);
         let limit = draw::limit_of(source, kind);
         let mut record = Record::default();

@@ -3,6 +3,7 @@
 //! clocks that go back.
 
 use tidegate_core::{Algorithm, Limit, LimitError, Op, Period, Retry, Timestamp, Verdict};
+use tidegate_trace::Random;
 
 /// Where random words come from.
 pub(crate) trait Source {
@@ -22,16 +23,18 @@ pub(crate) trait Source {
     }
 }
 
-/// An endless, fast source (SplitMix64).
-pub(crate) struct Seeded(pub(crate) u64);
+/// An endless source of random words.
+pub(crate) struct Seeded(Random);
+
+impl Seeded {
+    pub(crate) fn new(seed: u64) -> Self {
+        Seeded(Random(seed))
+    }
+}
 
 impl Source for Seeded {
     fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next()
     }
 }
 

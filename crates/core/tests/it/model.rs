@@ -40,7 +40,7 @@ fn ask(limit: &Limit, record: &mut Record, op: Op, now: u64, cost: u64) -> Verdi
 
 fn stories(kind: Kind, count: u64) {
     for seed in 0..count {
-        if let Err(difference) = tell(&mut Seeded(seed << 8 | kind as u64), kind, 40) {
+        if let Err(difference) = tell(&mut Seeded::new(seed << 8 | kind as u64), kind, 40) {
             panic!("{kind:?}, seed {seed}: {difference}");
         }
     }
@@ -178,7 +178,7 @@ fn op_with_id(source: &mut impl Source, limit: &Limit, places: &[Timestamp]) -> 
 fn charges_with_ids_equal_their_model() {
     for kind in KINDS {
         for seed in 0..1_000 {
-            if let Err(difference) = tell_with_ids(&mut Seeded(seed << 8 | kind as u64), kind, 40) {
+            if let Err(difference) = tell_with_ids(&mut Seeded::new(seed << 8 | kind as u64), kind, 40) {
                 panic!("{kind:?}, seed {seed}: {difference}");
             }
         }
@@ -191,7 +191,7 @@ fn charges_with_ids_equal_their_model() {
 fn many_leases_equal_their_model() {
     let mut most = 0;
     for seed in 0..40 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit: Limit = "90 concurrent ttl 1000us".parse().unwrap();
         let (mut record, mut naive, mut now) =
             (Record::default(), Naive::new(&limit), draw::dawn(source));

@@ -104,7 +104,7 @@ fn answer(verdict: &Verdict) -> Answer {
 #[test]
 fn three_names_are_one_rule() {
     for seed in 0..4_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let amount = 1 + source.pick(&[0, 1, 2, 6, 29, 999_982]);
         let length = source.pick(&[1, 7, 1_000, 60_000_000, 1_000_000, 86_400_000_000, 999_983]);
         let burst = 1 + source.below(30);

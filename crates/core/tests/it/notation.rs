@@ -339,7 +339,7 @@ fn too_many_limits_and_too_long_texts_are_refused() {
 #[test]
 fn what_every_limit_prints_parses_back() {
     for seed in 0..50_000 {
-        let limit = draw::limit(&mut Seeded(seed));
+        let limit = draw::limit(&mut Seeded::new(seed));
         let text = limit.to_string();
         assert_eq!(text.parse::<Limit>().as_ref(), Ok(&limit), "{text}");
         assert_eq!(text.parse::<Limit>().unwrap().to_string(), text);

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+pub(crate) use tidegate_trace::Random;
+
 use crate::model::{self, Model};
 use tidegate::core::{Charge as CoreCharge, Record, decide, decide_on_store_clock};
 use tidegate::{
@@ -68,28 +70,6 @@ impl Plain {
     /// Forgets what is idle.
     fn forget(&mut self, now: Timestamp) {
         self.records.retain(|_, record| now < record.idle_at());
-    }
-}
-
-/// A generator, so that a run can be repeated from its seed.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        let index = usize::try_from(self.below(from.len() as u64)).unwrap();
-        &from[index]
     }
 }
 

@@ -18,7 +18,7 @@ use crate::conformance::{Identity, Random};
 
 /// One to three limits of any kind, as the tests of the core draw them.
 pub(crate) fn any_limits(random: &mut Random) -> Limits {
-    let source = &mut draw::Seeded(random.next());
+    let source = &mut draw::Seeded::new(random.next());
     let count = if random.below(2) == 0 { 1 } else { 1 + random.below(3) };
     Limits::new((0..count).map(|_| draw::limit(source))).unwrap()
 }

@@ -23,7 +23,7 @@ pub(crate) use self::http::Http;
 use self::http::Pool;
 pub(crate) use self::record::{Answer, Outcome, Record, Source, percentile};
 use self::stolen::Stolen;
-use crate::random::Random;
+use tidegate_trace::Random;
 
 /// How long to wait at the end for requests without an answer.
 const LAST: Duration = Duration::from_secs(5);
@@ -206,7 +206,7 @@ impl Asking {
         let record = Rc::new(RefCell::new(Record::new(plan.mix.clone(), memory)));
         let control = http::post("/v1/check", r#"{"key":"control","limit":"1000000/s"}"#);
         let weights: u64 = plan.mix.iter().map(|class| class.weight).sum();
-        let mut random = Random::new(plan.seed);
+        let mut random = Random(plan.seed);
         let mut tick = tokio::time::interval(record::TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut last, mut due, mut asked) = (began, 0.0, 0_u64);

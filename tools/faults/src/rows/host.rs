@@ -16,7 +16,7 @@ use super::{Context, millis};
 use crate::inject::{every, firewall, open_wall};
 use crate::judge::{Judge, Judged, ms};
 use crate::load::{Ask, Class, Http, Source};
-use crate::random::Random;
+use tidegate_trace::Random;
 use crate::stage::{Node, PATIENCE, Setup, Stage, budget};
 
 /// A cluster of two halves that do not hear each other, each with a primary.
@@ -327,7 +327,7 @@ pub(crate) fn f56(context: &Context) -> Judged {
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2).rules(&rules)).asks(mix);
     let good = fs::read_to_string(stage.nodes[0].config()).expect("the file is there");
     let start = good.find("rules:").expect("it has rules");
-    let mut random = Random::new(context.seed);
+    let mut random = Random(context.seed);
     let load = stage.load();
     load.goes_on(millis(300));
     let mutations = every(

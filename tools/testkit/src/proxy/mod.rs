@@ -5,7 +5,6 @@
 //! piece there and one back, so faults befall calls.
 
 mod pump;
-mod random;
 
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::Server;
 use crate::port::{Port, close};
-use random::Random;
+use tidegate_trace::Random;
 
 /// More concurrent connections than this are closed as soon as they come.
 const CONNECTIONS: usize = 1024;
@@ -438,7 +437,7 @@ fn listen(shared: &Arc<Shared>, port: u16, rung: UnixStream) {
         shared.connections().push(Arc::clone(&connection));
         let run = {
             let (shared, seed) = (Arc::clone(shared), shared.seed);
-            move || pump::run(&shared, &connection, Random::new(seed, number))
+            move || pump::run(&shared, &connection, Random::of_stream(seed, number))
         };
         number += 1;
         threads.push(

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::random::Random;
+use tidegate_trace::Random;
 use super::{Connection, Fault, Shared, Way, connect};
 
 /// The longest piece, and how many may wait; a sender that is faster has to wait, as on any line.
@@ -29,7 +29,7 @@ pub(super) fn run(shared: &Shared, connection: &Connection, mut random: Random) 
     if let Ok(server) = connect(shared.target) {
         let server = connection.server.get_or_init(|| server);
         let (for_requests, for_replies) =
-            (Random::new(random.next(), 0), Random::new(random.next(), 1));
+            (Random::of_stream(random.next(), 0), Random::of_stream(random.next(), 1));
         let client = &connection.client;
         thread::scope(|scope| {
             // It may have been cut before there was a server to cut; then all four find the end in

@@ -2,7 +2,7 @@
 //! arithmetic uses integers only.
 
 use tidegate_core::Op;
-use tidegate_trace::Micros;
+use tidegate_trace::{Micros, Random};
 
 use super::{Event, Scene};
 use crate::args::{Generated, Pattern, Rate};
@@ -100,7 +100,7 @@ impl Generator {
             return Some(&self.event);
         }
         let user = match self.pattern {
-            Pattern::Poisson => self.random.below(self.keys),
+            Pattern::Poisson => below(&mut self.random, self.keys),
             _ => self.made % self.keys,
         };
         self.event.key = format!("user-{}", user + 1);
@@ -123,7 +123,7 @@ impl Generator {
                     + spread(place, period_us / 10, 2 * amount)
             }
             Pattern::Poisson => {
-                self.passed += u128::from(self.random.exponential());
+                self.passed += u128::from(exponential(&mut self.random));
                 let micros = (self.passed * u128::from(period_us) / u128::from(amount)) >> 32;
                 u64::try_from(micros).ok()?
             }
@@ -147,47 +147,34 @@ fn spread(n: u64, period_us: u64, amount: u64) -> u64 {
     u64::try_from(u128::from(n) * u128::from(period_us) / u128::from(amount)).unwrap_or(u64::MAX)
 }
 
-/// SplitMix64: small, good enough, and the same everywhere.
-struct Random(u64);
+/// A number below `n`, evenly.
+fn below(random: &mut Random, n: u64) -> u64 {
+    u64::try_from((u128::from(random.next()) * u128::from(n)) >> 64).expect("it is below n")
+}
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`.
-    fn below(&mut self, n: u64) -> u64 {
-        u64::try_from((u128::from(self.next()) * u128::from(n)) >> 64).expect("it is below n")
-    }
-
-    /// Exponentially distributed with mean 1, times 2^32, by von Neumann's comparison method:
-    /// exact, and without a logarithm, whose last digit differs from machine to machine.
-    ///
-    /// Draw numbers as long as each is smaller than the one before. If their count is odd, the
-    /// first one is the fraction of the answer; if not, add one to the whole part and begin again.
-    fn exponential(&mut self) -> u64 {
-        let mut whole = 0;
+/// Exponentially distributed with mean 1, times 2^32, by von Neumann's comparison method:
+/// exact, and without a logarithm, whose last digit differs from machine to machine.
+///
+/// Draw numbers as long as each is smaller than the one before. If their count is odd, the
+/// first one is the fraction of the answer; if not, add one to the whole part and begin again.
+fn exponential(random: &mut Random) -> u64 {
+    let mut whole = 0;
+    loop {
+        let first = random.next();
+        let mut last = first;
+        let mut count = 1;
         loop {
-            let first = self.next();
-            let mut last = first;
-            let mut count = 1;
-            loop {
-                let next = self.next();
-                if next >= last {
-                    break;
-                }
-                last = next;
-                count += 1;
+            let next = random.next();
+            if next >= last {
+                break;
             }
-            if count % 2 == 1 {
-                return (whole << 32) + (first >> 32);
-            }
-            whole += 1;
+            last = next;
+            count += 1;
         }
+        if count % 2 == 1 {
+            return (whole << 32) + (first >> 32);
+        }
+        whole += 1;
     }
 }
 
@@ -200,7 +187,7 @@ mod tests {
     fn gaps_are_exponentially_distributed() {
         let mut random = Random(7);
         let gaps: Vec<f64> =
-            (0..1_000_000).map(|_| random.exponential() as f64 / f64::from(u32::MAX)).collect();
+            (0..1_000_000).map(|_| exponential(&mut random) as f64 / f64::from(u32::MAX)).collect();
         let mean = gaps.iter().sum::<f64>() / 1e6;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / 1e6;
         let above = gaps.iter().filter(|gap| **gap > 1.0).count() as f64 / 1e6;

@@ -11,7 +11,7 @@ const END: u64 = Timestamp::MAX.as_micros();
 /// `look`.
 fn stories(count: u64, look: impl Fn(&Limit, &Record, u64, &Verdict, &mut Seeded)) {
     for seed in 0..count {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let mut record = Record::default();
         let (mut now, mut last) = (draw::dawn(source), Verdict::default());
@@ -20,7 +20,7 @@ fn stories(count: u64, look: impl Fn(&Limit, &Record, u64, &Verdict, &mut Seeded
             let op =
                 source.pick(&[Op::Check, Op::Check, Op::Check, Op::Take, Op::Debit, Op::Refund]);
             last = ask(op, &limit, &mut record, now, draw::cost(source, &limit, &last));
-            let source = &mut Seeded(source.word());
+            let source = &mut Seeded::new(source.word());
             look(&limit, &record, now, &last, source);
         }
     }
@@ -169,7 +169,7 @@ fn nothing_panics_at_the_ends_of_the_world() {
     ];
     let extremes = [0, 1, 2, 1 << 51, (1 << 52) - 1, 1 << 53, u64::MAX - 1, u64::MAX];
     for seed in 0..6_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limits = [draw::limit(source), draw::limit(source)];
         let mut record = Record::default();
         for _ in 0..40 {
@@ -201,7 +201,7 @@ fn a_full_bucket_drains_in_its_time_to_fill() {
         assert_eq!(bucket.fill_us(), fill_us, "{text}");
     }
     for seed in 0..4_000 {
-        let limit = draw::limit_of(&mut Seeded(seed), Kind::Bucket);
+        let limit = draw::limit_of(&mut Seeded::new(seed), Kind::Bucket);
         let Algorithm::Bucket(bucket) = limit.algorithm() else { unreachable!("{limit}") };
         let full = check(&limit, &mut Record::default(), 1_700_000_000_000_000, limit.capacity());
         let (reset, fill) = (full.reset_after_us, bucket.fill_us());

@@ -34,7 +34,7 @@ fn most_within(limit: &Limit, length: u64) -> Option<(u128, u128)> {
 #[test]
 fn no_span_admits_more_than_its_bound() {
     for seed in 0..8_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let mut record = Record::default();
         let mut admitted: Vec<(u64, u64)> = Vec::new();

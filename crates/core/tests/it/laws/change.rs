@@ -49,7 +49,7 @@ fn alternate(source: &mut impl Source, limits: &[Limit], length: usize) -> (Reco
 #[test]
 fn buckets_that_take_turns_mint_nothing() {
     for seed in 0..6_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limits: Vec<Limit> =
             (0..2 + source.below(2)).map(|_| draw::limit_of(source, Kind::Bucket)).collect();
         let (_, admitted, _) = alternate(source, &limits, 40);
@@ -82,7 +82,7 @@ fn a_finer_limit_does_not_drain_before_the_charge() {
 #[test]
 fn a_change_of_algorithm_does_not_drain_twice() {
     for seed in 0..30_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let (old, new) = (draw::limit(source), draw::limit(source));
         let cost = 1 + source.below(old.capacity().min(new.capacity()));
         let start = draw::dawn(source);
@@ -113,7 +113,7 @@ fn a_change_of_algorithm_does_not_drain_twice() {
 #[test]
 fn limits_of_any_algorithms_that_take_turns_keep_a_bound() {
     for seed in 0..6_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limits = [draw::limit(source), draw::limit(source)];
         let (record, admitted, now) = alternate(source, &limits, 40);
         let span = limits.iter().map(|limit| limit.algorithm().period_us()).min().unwrap();
@@ -182,7 +182,7 @@ fn a_level_is_carried_over_exactly_or_a_trifle_more() {
     };
     let mut carried = 0;
     for seed in 0..6_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let (old, new) =
             (draw::limit_of(source, Kind::Bucket), draw::limit_of(source, Kind::Bucket));
         let (mut record, mut now) = (Record::default(), draw::dawn(source));

@@ -25,7 +25,7 @@ fn remembered(record: &Record) -> u64 {
 #[test]
 fn time_that_goes_back_is_the_newest_time_the_key_remembers() {
     for seed in 0..6_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let (mut raw, mut clamped) = (Record::default(), Record::default());
         let (mut now, mut last) = (draw::dawn(source), Verdict::default());
@@ -53,7 +53,7 @@ fn a_clock_that_goes_back_admits_nothing_twice() {
         [Kind::Log, Kind::Sliding, Kind::Window, Kind::Estimate, Kind::Bucket, Kind::Concurrent]
     {
         for seed in 0..300 {
-            let source = &mut Seeded(seed);
+            let source = &mut Seeded::new(seed);
             let limit = draw::limit_of(source, kind);
             let mut record = Record::default();
             let start = 1_700_000_000_000_000;

@@ -29,7 +29,7 @@ fn facts<K: Kernel>(kernel: &K, state: &K::State) -> (u64, u64) {
 #[test]
 fn a_kernel_has_the_capacity_of_its_limit_and_the_end_of_its_record() {
     for (seed, kind) in (0..3_000).zip(KINDS.into_iter().cycle()) {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit_of(source, kind);
         let (mut record, mut now, mut last) =
             (Record::default(), draw::dawn(source), Verdict::default());
@@ -64,7 +64,7 @@ fn charged_beyond<K: Kernel>(kernel: &K, _: &K::State) -> u64 {
 fn no_charge_counts_beyond_2_to_the_53() {
     const MOST: u64 = (1 << 53) - 1;
     for (seed, kind) in (0..600).zip(KINDS.into_iter().cycle()) {
-        let limit = draw::limit_of(&mut Seeded(seed), kind);
+        let limit = draw::limit_of(&mut Seeded::new(seed), kind);
         let mut record = Record::default();
         assert!(ask(Op::Check, &limit, &mut record, 1_700_000_000_000_000, 1).allowed, "{limit}");
         let back = with_kernel!(limit.algorithm(), &record.state, charged_beyond);

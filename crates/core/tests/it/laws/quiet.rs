@@ -18,7 +18,7 @@ const OPS: [Op; 7] = [
 #[test]
 fn what_is_denied_or_only_asked_leaves_the_record_as_it_was() {
     for seed in 0..6_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let mut record = Record::default();
         let (mut now, mut last) = (draw::dawn(source), Verdict::default());
@@ -63,7 +63,7 @@ fn a_look_from_a_clock_that_is_ahead_forgets_nothing() {
 #[test]
 fn giving_back_nothing_makes_no_record() {
     for seed in 0..600 {
-        let limit = draw::limit(&mut Seeded(seed));
+        let limit = draw::limit(&mut Seeded::new(seed));
         for id in [None, Some(Id(7))] {
             for op in [Op::Refund, Op::Release, Op::Settle, Op::Unbook { idle_at: ts(9) }] {
                 let mut record = Record::default();

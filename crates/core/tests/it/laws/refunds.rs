@@ -60,7 +60,7 @@ fn an_id_whose_charge_was_given_back_by_others_is_charged_anew_whatever_the_cloc
 #[test]
 fn refunds_and_settlements_never_let_in_more_than_if_the_request_had_not_come() {
     for seed in 0..8_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let kind = source.pick(&KINDS[..5]);
         let limit = draw::limit_of(source, kind);
         if matches!(limit.algorithm(), Algorithm::Window(window) if window.from_first_hit) {
@@ -125,7 +125,7 @@ fn refunds_and_settlements_never_let_in_more_than_if_the_request_had_not_come() 
 #[test]
 fn a_charge_is_given_back_once_and_only_what_it_took() {
     for seed in 0..3_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let mut record = Record::default();
         let (now, cost) = (draw::dawn(source), 1 + source.below(limit.capacity()));
@@ -159,7 +159,7 @@ fn a_charge_is_given_back_once_and_only_what_it_took() {
 #[test]
 fn settling_for_more_takes_what_is_missing() {
     for seed in 0..3_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let kind =
             source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
         let limit = draw::limit_of(source, kind);

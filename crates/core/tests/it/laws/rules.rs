@@ -31,7 +31,7 @@ fn counting_rejected_charges_what_was_denied_up_to_one_amount_beyond() {
 #[test]
 fn counting_rejected_locks_a_hammering_client_out_and_lets_a_patient_one_in() {
     for seed in 0..4_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let kind =
             source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
         let limit = draw::limit_of(source, kind);
@@ -71,7 +71,7 @@ fn counting_rejected_locks_a_hammering_client_out_and_lets_a_patient_one_in() {
 #[test]
 fn a_debit_goes_into_debt_as_far_as_it_may() {
     for seed in 0..4_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let most = limit.capacity() + limit.debt();
         let mut record = Record::default();
@@ -121,7 +121,7 @@ fn take_keeps_fractions() {
 #[test]
 fn booked_places_keep_the_order_and_the_bound() {
     for seed in 0..6_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit_of(source, Kind::Bucket);
         let Algorithm::Bucket(bucket) = limit.algorithm() else { unreachable!() };
         if bucket.rate.p > 1 << 51 {
@@ -200,7 +200,7 @@ fn only_the_last_place_can_be_given_back() {
 #[test]
 fn a_booking_of_anything_but_a_single_bucket_is_a_check() {
     for seed in 0..3_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limits = [draw::limit(source), draw::limit(source)];
         let limits = if matches!(limits[0].algorithm(), Algorithm::Bucket(_)) {
             &limits[..]
@@ -257,7 +257,7 @@ fn leases_end_by_release_once_or_by_themselves() {
 #[test]
 fn releasing_leaves_other_limits_alone() {
     for seed in 0..500 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let kind =
             source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
         let limit = draw::limit_of(source, kind);
@@ -283,7 +283,7 @@ fn releasing_leaves_other_limits_alone() {
 #[test]
 fn a_reset_forgets_everything() {
     for seed in 0..2_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let (now, mut record) = (draw::dawn(source), Record::default());
         let _ = ask(Op::Debit, &limit, &mut record, now, limit.capacity() + limit.debt());

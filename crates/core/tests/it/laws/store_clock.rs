@@ -88,7 +88,7 @@ fn steps_back_of_the_stores_clock_mint_nothing() {
     let mut rebased_of_kind = [0; KINDS.len()];
     for (at, kind) in KINDS.into_iter().enumerate() {
         for seed in 0..3_000 {
-            let source = &mut Seeded(seed << 8 | at as u64);
+            let source = &mut Seeded::new(seed << 8 | at as u64);
             let limit = draw::limit_of(source, kind);
             if limit.counts_rejected() {
                 continue;
@@ -136,7 +136,7 @@ fn used(source: &mut impl Source, limit: &Limit) -> (Record, u64) {
 fn a_step_back_denies_no_longer_than_the_step_or_the_time_to_drain() {
     let mut rebased = 0;
     for seed in 0..40_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let (before, then) = used(source, &limit);
         let now = then.saturating_sub(step(source, &limit));
@@ -176,7 +176,7 @@ fn a_step_back_denies_no_longer_than_the_step_or_the_time_to_drain() {
 fn waits_after_a_step_back_are_tight() {
     let mut denied = 0;
     for seed in 0..40_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let (mut record, then) = used(source, &limit);
         let now = then.saturating_sub(step(source, &limit));
@@ -197,7 +197,7 @@ fn waits_after_a_step_back_are_tight() {
 #[test]
 fn looking_at_a_state_from_the_future_changes_nothing() {
     for seed in 0..10_000 {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
         let (mut record, then) = used(source, &limit);
         let now = then.saturating_sub(step(source, &limit));

@@ -16,7 +16,7 @@ fn together(op: Op, parts: &mut Parts, now: u64) -> Decision {
 /// Random charges over records with a past, and the moment to judge them.
 fn scenes(count: u64, look: impl Fn(Parts, u64, &mut Seeded)) {
     for seed in 0..count {
-        let source = &mut Seeded(seed);
+        let source = &mut Seeded::new(seed);
         let mut now = draw::dawn(source);
         let mut parts: Parts =
             (0..1 + source.below(4)).map(|_| (draw::limit(source), Record::default(), 0)).collect();
@@ -28,7 +28,7 @@ fn scenes(count: u64, look: impl Fn(Parts, u64, &mut Seeded)) {
                     now = draw::later(source, limit, &last, now);
                 }
             }
-            look(parts.clone(), now, &mut Seeded(source.word()));
+            look(parts.clone(), now, &mut Seeded::new(source.word()));
             let _ = together(Op::Check, &mut parts, now);
         }
     }

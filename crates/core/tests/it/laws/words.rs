@@ -24,7 +24,7 @@ fn story(source: &mut Seeded, limit: &Limit, steps: u64, mut seen: impl FnMut(&R
 
 #[test]
 fn a_record_is_read_as_it_was_written() {
-    let mut source = Seeded(7);
+    let mut source = Seeded::new(7);
     for round in 0..3_000 {
         let limit = draw::limit_of(&mut source, KINDS[round % KINDS.len()]);
         story(&mut source, &limit, 20, |record, _| {
@@ -47,7 +47,7 @@ fn a_record_is_read_as_it_was_written() {
 
 #[test]
 fn whatever_is_read_can_be_decided_with() {
-    let mut source = Seeded(11);
+    let mut source = Seeded::new(11);
     let (mut read, mut refused) = (0, 0);
     for round in 0..50_000 {
         let limit = draw::limit_of(&mut source, KINDS[round % KINDS.len()]);
