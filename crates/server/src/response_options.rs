@@ -1,15 +1,15 @@
 //! Response options: which headers a response has, and how a denial is written.
 
 use tidegate::http::denial::{self, DenyStatus};
-use tidegate::http::headers::Families;
+use tidegate::http::headers::HeaderFamilies;
 
 /// How answers are dressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResponseOptions {
     /// Which families of headers are sent.
-    pub headers: Families,
+    pub headers: HeaderFamilies,
     /// How a denial is written to those who did not say how they want it.
-    pub denial: denial::Body,
+    pub denial: denial::DenialFormat,
     /// The status with which a rule answers that lets nothing pass, unless it says otherwise.
     pub deny_status: DenyStatus,
 }
@@ -17,8 +17,8 @@ pub struct ResponseOptions {
 impl Default for ResponseOptions {
     fn default() -> Self {
         ResponseOptions {
-            headers: Families::ALL,
-            denial: denial::Body::Problem,
+            headers: HeaderFamilies::ALL,
+            denial: denial::DenialFormat::Problem,
             deny_status: DenyStatus::default(),
         }
     }

@@ -178,7 +178,9 @@ fn op_with_id(source: &mut impl Source, limit: &Limit, places: &[Timestamp]) -> 
 fn charges_with_ids_equal_their_model() {
     for kind in KINDS {
         for seed in 0..1_000 {
-            if let Err(difference) = tell_with_ids(&mut Seeded::new(seed << 8 | kind as u64), kind, 40) {
+            if let Err(difference) =
+                tell_with_ids(&mut Seeded::new(seed << 8 | kind as u64), kind, 40)
+            {
                 panic!("{kind:?}, seed {seed}: {difference}");
             }
         }

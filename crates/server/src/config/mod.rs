@@ -234,7 +234,7 @@ impl fmt::Debug for Overlay {
 
 #[cfg(test)]
 mod tests {
-    use tidegate::http::headers::Families;
+    use tidegate::http::headers::HeaderFamilies;
 
     use super::*;
     use crate::rules::envoy::EnvoyOptions;
@@ -290,7 +290,7 @@ rules:
         let options = EnvoyOptions {
             count_rejected: true,
             overrides: Some(500),
-            headers: Some(Families::IETF),
+            headers: Some(HeaderFamilies::IETF),
             body: true,
         };
         let envoy = Config::parse(text, "f").unwrap().envoy;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize, Serializer};
 use tidegate::http::denial::{self, DenyStatus};
-use tidegate::http::headers::Families;
+use tidegate::http::headers::HeaderFamilies;
 use tidegate::http::{
     ClientIp, DEFAULT_IPV6_PREFIX, DotSegments, EscapedSlashes, Network, PathPolicy, TrustedProxies,
 };
@@ -219,9 +219,9 @@ impl ClientIpSettings {
 #[serde(default, deny_unknown_fields)]
 pub struct HttpSettings {
     #[serde(with = "families")]
-    headers: Families,
+    headers: HeaderFamilies,
     #[serde(with = "values::text")]
-    denial: denial::Body,
+    denial: denial::DenialFormat,
     #[serde(with = "values::text")]
     deny_status: DenyStatus,
     /// Names under which the HTTP listeners are called.
@@ -247,15 +247,20 @@ impl HttpSettings {
 mod families {
     use super::*;
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Families, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<HeaderFamilies, D::Error> {
         let words: Vec<Text> = Vec::deserialize(from)?;
         let mut words = words.iter();
         words
-            .try_fold(Families::NONE, |families, word| families.and(&word.0))
+            .try_fold(HeaderFamilies::NONE, |families, word| families.with(&word.0))
             .map_err(D::Error::custom)
     }
 
-    pub(super) fn serialize<S: Serializer>(families: &Families, to: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        families: &HeaderFamilies,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         to.collect_seq(families.to_string().split(' '))
     }
 }
@@ -292,7 +297,7 @@ struct EnvoyFile {
     #[serde(with = "overrides")]
     overrides: Option<u32>,
     #[serde(with = "some_families")]
-    headers: Option<Families>,
+    headers: Option<HeaderFamilies>,
     #[serde(skip_serializing_if = "Option::is_none")]
     body: Option<DenialBody>,
 }
@@ -370,15 +375,15 @@ mod some_families {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         from: D,
-    ) -> Result<Option<Families>, D::Error> {
+    ) -> Result<Option<HeaderFamilies>, D::Error> {
         let words: Vec<Text> = Vec::deserialize(from)?;
         let mut own = words.iter();
-        let families = own.try_fold(Families::NONE, |families, word| families.and(&word.0));
+        let families = own.try_fold(HeaderFamilies::NONE, |families, word| families.with(&word.0));
         Ok((!words.is_empty()).then_some(families.map_err(D::Error::custom)?))
     }
 
     pub(super) fn serialize<S: Serializer>(
-        families: &Option<Families>,
+        families: &Option<HeaderFamilies>,
         to: S,
     ) -> Result<S::Ok, S::Error> {
         let text = families.map_or(String::new(), |families| families.to_string());

@@ -2,8 +2,8 @@
 
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
-use tidegate::http::denial::{Body, DenyStatus, Reason, Reply};
-use tidegate::http::headers::{self, Families};
+use tidegate::http::denial::{DenialFormat, DenialReason, DenialResponse, DenyStatus};
+use tidegate::http::headers::{self, HeaderFamilies};
 use tidegate::{Decision, Limit, Retry, Timestamp};
 
 use super::decide::{Asked, Drawn, binds_more};
@@ -41,7 +41,7 @@ pub(super) fn of(
         // For the service behind Envoy; its client need not know.
         response.request_headers_to_add.push(header(MODE, "fallback".into()));
     }
-    let reply = over.then(|| denial(asked, options.headers.unwrap_or(Families::NONE)));
+    let reply = over.then(|| denial(asked, options.headers.unwrap_or(HeaderFamilies::NONE)));
     if let (Some(reply), Some(_)) = (&reply, options.headers) {
         let headers = reply.headers().iter();
         response
@@ -55,7 +55,7 @@ pub(super) fn of(
         response.response_headers_to_add.extend(headers.map(|(name, value)| header(name, value)));
     }
     if let (Some(reply), true) = (&reply, options.body) {
-        let form = Body::Problem;
+        let form = DenialFormat::Problem;
         response.response_headers_to_add.push(header("content-type", form.content_type().into()));
         response.raw_body = reply.body(form).into_bytes();
     }
@@ -65,24 +65,24 @@ pub(super) fn of(
 /// What a client of Envoy is told whose request is denied: which policies denied, and when to try
 /// again. Envoy answers 429 whatever it was; the metadata has the status of a rule that lets
 /// nothing pass.
-fn denial(asked: &Asked, families: Families) -> Reply {
+fn denial(asked: &Asked, families: HeaderFamilies) -> DenialResponse {
     if let Some(ruling) = asked.ruling.as_ref().filter(|ruling| ruling.refused_by.is_none())
         && let Some(decision) = ruling.decision.as_ref().filter(|decision| !decision.allowed())
     {
-        return Reply::to(decision, &limits_of(ruling), families);
+        return DenialResponse::of(decision, &limits_of(ruling), families);
     }
     let denying: Vec<&Drawn> = asked.budgets.iter().filter(|drawn| drawn.denies()).collect();
     let reason = if denying.iter().any(|drawn| drawn.found.budget == Budget::Deny) {
-        Reason::Rule(DenyStatus::TooManyRequests)
+        DenialReason::Rule(DenyStatus::TooManyRequests)
     } else {
         let verdicts = denying
             .iter()
             .filter_map(|drawn| drawn.told.limit.map(|(_, verdict)| verdict))
             .collect();
         let decision = Decision::of_many(verdicts, false, Timestamp::EPOCH);
-        Reason::Quota { retry_after_secs: headers::retry_after_secs(&decision) }
+        DenialReason::Quota { retry_after_secs: headers::retry_after_secs(&decision) }
     };
-    Reply::new(reason, denying.iter().map(|drawn| &*drawn.found.rule.name))
+    DenialResponse::new(reason, denying.iter().map(|drawn| &*drawn.found.rule.name))
 }
 
 fn limits_of(ruling: &Ruling) -> Vec<(&str, &Limit)> {

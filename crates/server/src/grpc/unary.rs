@@ -365,7 +365,7 @@ descriptors:
             (false, vec![Data(framed(0, MAX_MESSAGE_BYTES + 1, &vec![0; MAX_MESSAGE_BYTES + 1]))]),
         ];
         let all = EnvoyOptions {
-            headers: Some(tidegate::http::headers::Families::ALL),
+            headers: Some(tidegate::http::headers::HeaderFamilies::ALL),
             body: true,
             ..EnvoyOptions::default()
         };

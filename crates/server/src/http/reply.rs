@@ -8,8 +8,8 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::json;
-use tidegate::http::denial::{self, Reply};
-use tidegate::http::headers::{self, Draft, Families};
+use tidegate::http::denial::{self, DenialResponse};
+use tidegate::http::headers::{self, Draft, HeaderFamilies};
 use tidegate::{Decision, Limit, Source, StoreError, Verdict};
 
 use super::request::{About, Brought, Question};
@@ -44,7 +44,7 @@ pub(crate) struct Answer {
     json: Vec<u8>,
     headers: HeaderMap,
     /// Why it was denied, if it was, and by which policies.
-    reason: denial::Reason,
+    reason: denial::DenialReason,
     violated: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ impl Answer {
         op: &str,
         brought: &Brought,
         decision: &Decision,
-        families: Families,
+        families: HeaderFamilies,
     ) -> Answer {
         let mut json = Vec::with_capacity(640);
         json.extend_from_slice(b"{\"t_us\":");
@@ -177,8 +177,9 @@ impl Answer {
         match (&ruling.refused_by, decision) {
             // What is left of other budgets is not why.
             (Some(rule), _) => {
-                answer.reason =
-                    denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status));
+                answer.reason = denial::DenialReason::Rule(
+                    rule.deny_status.unwrap_or(response_options.deny_status),
+                );
                 answer.violated.push(rule.name.to_string());
             }
             (None, Some(decision)) => {
@@ -232,20 +233,20 @@ impl Answer {
     /// accepted. Who accepts anything gets what the setting says.
     pub(crate) fn into_response(
         self,
-        setting: denial::Body,
+        setting: denial::DenialFormat,
         accept: Option<&[u8]>,
     ) -> Response<Body> {
         let (status, kind, body) = if self.allowed {
             (StatusCode::OK, JSON, self.json)
         } else {
             let accept = accept.and_then(|accept| std::str::from_utf8(accept).ok());
-            let (kind, body) = match setting.asked_for(accept) {
-                denial::Body::Problem => {
+            let (kind, body) = match setting.negotiate(accept) {
+                denial::DenialFormat::Problem => {
                     (PROBLEM, problem(&self.json, self.reason, &self.violated))
                 }
-                denial::Body::Json => (JSON, self.json),
-                form @ denial::Body::Text => {
-                    (TEXT, Reply::new(self.reason, self.violated).body(form).into_bytes())
+                denial::DenialFormat::Json => (JSON, self.json),
+                form @ denial::DenialFormat::Text => {
+                    (TEXT, DenialResponse::new(self.reason, self.violated).body(form).into_bytes())
                 }
             };
             (status(self.reason.status()), kind, body)
@@ -261,8 +262,8 @@ impl Answer {
 }
 
 /// Why a decision denies, if it does.
-fn quota(decision: Option<&Decision>) -> denial::Reason {
-    denial::Reason::Quota { retry_after_secs: decision.and_then(headers::retry_after_secs) }
+fn quota(decision: Option<&Decision>) -> denial::DenialReason {
+    denial::DenialReason::Quota { retry_after_secs: decision.and_then(headers::retry_after_secs) }
 }
 
 fn status(code: u16) -> StatusCode {
@@ -287,7 +288,11 @@ fn policies<'a>(
 }
 
 /// The headers that a client reads whose request the rules allow, one after the other.
-pub(crate) fn tell(ruling: &Ruling, families: Families, put: impl FnMut(HeaderName, HeaderValue)) {
+pub(crate) fn tell(
+    ruling: &Ruling,
+    families: HeaderFamilies,
+    put: impl FnMut(HeaderName, HeaderValue),
+) {
     let Some(decision) = &ruling.decision else { return };
     match &ruling.charges[..] {
         [one] => {
@@ -324,7 +329,7 @@ fn policy_of(draft: Draft, charged: &Charged) -> Option<HeaderValue> {
 }
 
 /// The answer to a gateway whose client's request the rules allow: 204 and the headers.
-pub(crate) fn pass(ruling: &Ruling, families: Families) -> Response<Body> {
+pub(crate) fn pass(ruling: &Ruling, families: HeaderFamilies) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
@@ -342,15 +347,17 @@ pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) ->
         (None, Some(_)) if ruling.is_closed_by_failure(engine.store().on_failure()) => {
             return unavailable();
         }
-        (None, Some(decision)) => Reply::to(decision, &limits_of(ruling), response_options.headers),
-        (Some(rule), _) => Reply::new(
-            denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status)),
+        (None, Some(decision)) => {
+            DenialResponse::of(decision, &limits_of(ruling), response_options.headers)
+        }
+        (Some(rule), _) => DenialResponse::new(
+            denial::DenialReason::Rule(rule.deny_status.unwrap_or(response_options.deny_status)),
             [&*rule.name],
         ),
-        (None, None) => Reply::new(quota(None), [""; 0]),
+        (None, None) => DenialResponse::new(quota(None), [""; 0]),
     };
     let accept = accept.and_then(|accept| std::str::from_utf8(accept).ok());
-    let form = response_options.denial.asked_for(accept);
+    let form = response_options.denial.negotiate(accept);
     let mut response = Response::new(Body::from(reply.body(form)));
     *response.status_mut() = status(reply.status());
     let headers = response.headers_mut();
@@ -394,7 +401,7 @@ pub(crate) fn json(body: impl Into<Body>) -> Response<Body> {
 }
 
 /// The decision with what makes it a problem before it.
-fn problem(decision: &[u8], reason: denial::Reason, violated: &[String]) -> Vec<u8> {
+fn problem(decision: &[u8], reason: denial::DenialReason, violated: &[String]) -> Vec<u8> {
     let mut body = Vec::with_capacity(decision.len() + 256);
     for part in
         [r#"{"type":""#, reason.problem_type(), r#"","title":""#, reason.title(), r#"","status":"#]
@@ -495,7 +502,7 @@ fn end(out: &mut Vec<u8>, question: &Question, decision: Option<&Decision>) {
 /// The value of `RateLimit-Policy` in this draft.
 pub(crate) fn policy(draft: Draft, named: &[(&str, &Limit)]) -> Option<HeaderValue> {
     let text =
-        if draft == Draft::Seven { headers::policy_7(named) } else { headers::policy(named) };
+        if draft == Draft::Seven { headers::policy_draft_7(named) } else { headers::policy(named) };
     HeaderValue::try_from(text).ok()
 }
 
@@ -504,7 +511,7 @@ pub(crate) fn policy(draft: Draft, named: &[(&str, &Limit)]) -> Option<HeaderVal
 /// told that.
 fn headers_of<'a>(
     decision: &Decision,
-    families: Families,
+    families: HeaderFamilies,
     policy: impl FnOnce(Draft) -> Option<HeaderValue>,
     named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
 ) -> HeaderMap {
@@ -518,7 +525,7 @@ fn headers_of<'a>(
 
 fn each<'a>(
     decision: &Decision,
-    families: Families,
+    families: HeaderFamilies,
     policy: impl FnOnce(Draft) -> Option<HeaderValue>,
     named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
     mut put: impl FnMut(HeaderName, HeaderValue),
@@ -532,7 +539,7 @@ fn each<'a>(
     if let Some(draft) = families.ietf {
         put(POLICY, policy(draft));
         let state = if draft == Draft::Seven {
-            headers::rate_limit_7(verdict)
+            headers::rate_limit_draft_7(verdict)
         } else {
             headers::rate_limit(named.clone())
         };

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidegate_core::{Decision, Id, Limits, Op};
 
 use crate::clock::Clock;
-use crate::http::headers::{self, Families};
+use crate::http::headers::{self, HeaderFamilies};
 use crate::memory::Memory;
 use crate::resilience::{OnFailure, Policy, Resilient, SyncMode};
 use crate::store::{Check, Scope, Store, StoreError, Subject, distinct};
@@ -289,7 +289,11 @@ impl Limiter {
 
     /// The response headers for a decision of this limiter; see [`headers`]. Each limit is named by
     /// its notation.
-    pub fn headers(&self, decision: &Decision, families: Families) -> Vec<(&'static str, String)> {
+    pub fn headers(
+        &self,
+        decision: &Decision,
+        families: HeaderFamilies,
+    ) -> Vec<(&'static str, String)> {
         let limits = distinct(&self.limits);
         let names: Vec<String> = limits.iter().map(ToString::to_string).collect();
         let limits: Vec<_> = names.iter().map(String::as_str).zip(limits).collect();

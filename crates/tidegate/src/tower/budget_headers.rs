@@ -2,8 +2,8 @@
 
 use std::mem;
 
-use crate::http::denial::Reply;
-use crate::http::headers::{self, Families, Told};
+use crate::http::denial::DenialResponse;
+use crate::http::headers::{self, HeaderFamilies, RateLimitValue};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use tidegate_core::{Decision, Limit};
 
@@ -27,7 +27,7 @@ pub(super) enum BudgetHeaders {
 
 impl BudgetHeaders {
     /// The headers of the IETF draft for one constant limit.
-    pub(super) fn ietf(policy: &HeaderValue, told: &Told) -> BudgetHeaders {
+    pub(super) fn ietf(policy: &HeaderValue, told: &RateLimitValue) -> BudgetHeaders {
         let rate_limit =
             HeaderValue::from_bytes(told.as_bytes()).expect("header text is visible ASCII");
         BudgetHeaders::Ietf { policy: policy.clone(), rate_limit }
@@ -75,7 +75,7 @@ fn make_names_unique(headers: &mut HeaderMap, name: &HeaderName) {
     let lines: Option<Vec<&str>> =
         headers.get_all(name).iter().map(|line| line.to_str().ok()).collect();
     let Some(lines) = lines else { return };
-    let unique = headers::told_apart(&lines).into_iter().map(HeaderValue::try_from);
+    let unique = headers::number_repeated_names(&lines).into_iter().map(HeaderValue::try_from);
     if let Ok(unique) = unique.collect::<Result<Vec<_>, _>>() {
         headers.remove(name);
         unique.into_iter().for_each(|line| _ = headers.append(name, line));
@@ -83,7 +83,7 @@ fn make_names_unique(headers: &mut HeaderMap, name: &HeaderName) {
 }
 
 /// Adds the headers of a denial that a custom response does not have.
-pub(super) fn add_missing(headers: &mut HeaderMap, reply: &Reply) {
+pub(super) fn add_missing(headers: &mut HeaderMap, reply: &DenialResponse) {
     for (name, value) in reply.headers() {
         if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(name.as_bytes()), HeaderValue::try_from(value))
@@ -129,7 +129,7 @@ impl Setup {
         limits: &[(&str, &Limit)],
         decision: &Decision,
     ) -> BudgetHeaders {
-        if self.families == Families::IETF {
+        if self.families == HeaderFamilies::IETF {
             let (policy, rate_limit) = match &self.fixed {
                 Some(fixed) => {
                     let named = fixed.names.iter().map(String::as_str).zip(decision.verdicts());

@@ -1,6 +1,6 @@
 //! The responses of the layer itself, in the form that the client accepts.
 
-use crate::http::denial::{Body, Reply};
+use crate::http::denial::{DenialFormat, DenialResponse, problem};
 use ::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use ::http::{HeaderValue, Response, StatusCode};
 use tidegate_core::Decision;
@@ -37,7 +37,7 @@ pub struct Denial<'a> {
     /// limit of a rule with several.
     pub violated: &'a [String],
     /// The headers and body for the client.
-    pub(super) reply: &'a Reply,
+    pub(super) reply: &'a DenialResponse,
 }
 
 impl Denial<'_> {
@@ -54,8 +54,8 @@ impl Denial<'_> {
 }
 
 /// The form that the request prefers; the default is problem details.
-fn form_of(head: &RequestHead<'_>) -> Body {
-    Body::Problem.asked_for(head.headers.get(ACCEPT).and_then(|value| value.to_str().ok()))
+fn form_of(head: &RequestHead<'_>) -> DenialFormat {
+    DenialFormat::Problem.negotiate(head.headers.get(ACCEPT).and_then(|value| value.to_str().ok()))
 }
 
 fn answer(status: StatusCode, kind: &'static str, body: String) -> Response<String> {
@@ -64,6 +64,12 @@ fn answer(status: StatusCode, kind: &'static str, body: String) -> Response<Stri
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+fn answer_problem(status: StatusCode, detail: &str) -> Response<String> {
+    let title = status.canonical_reason().unwrap_or_default();
+    let body = problem(status.as_u16(), title, detail);
+    answer(status, DenialFormat::Problem.content_type(), body)
 }
 
 impl Setup {
@@ -88,15 +94,10 @@ impl Setup {
             return grpc::failed(grpc::PERMISSION_DENIED, detail);
         }
         match form_of(&head) {
-            Body::Text => {
+            DenialFormat::Text => {
                 answer(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", format!("{detail}\n"))
             }
-            _ => {
-                let body = format!(
-                    r#"{{"type":"about:blank","title":"Forbidden","status":403,"detail":"{detail}"}}"#
-                );
-                answer(StatusCode::FORBIDDEN, "application/problem+json", body)
-            }
+            _ => answer_problem(StatusCode::FORBIDDEN, detail),
         }
     }
 
@@ -111,16 +112,8 @@ impl Setup {
             return grpc::failed(grpc::INVALID_ARGUMENT, why);
         }
         match form_of(&head) {
-            Body::Text => answer(*status, "text/plain; charset=utf-8", format!("{why}\n")),
-            _ => {
-                let (title, code) =
-                    (status.canonical_reason().unwrap_or_default(), status.as_u16());
-                let detail = why.replace('\\', r"\\").replace('"', r#"\""#);
-                let body = format!(
-                    r#"{{"type":"about:blank","title":"{title}","status":{code},"detail":"{detail}"}}"#
-                );
-                answer(*status, "application/problem+json", body)
-            }
+            DenialFormat::Text => answer(*status, "text/plain; charset=utf-8", format!("{why}\n")),
+            _ => answer_problem(*status, why),
         }
     }
 
@@ -131,17 +124,12 @@ impl Setup {
             return grpc::failed(grpc::UNAVAILABLE, detail);
         }
         match form_of(&head) {
-            Body::Text => answer(
+            DenialFormat::Text => answer(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "text/plain; charset=utf-8",
                 format!("{detail}\n"),
             ),
-            _ => {
-                let body = format!(
-                    r#"{{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"{detail}"}}"#
-                );
-                answer(StatusCode::SERVICE_UNAVAILABLE, "application/problem+json", body)
-            }
+            _ => answer_problem(StatusCode::SERVICE_UNAVAILABLE, detail),
         }
     }
 

@@ -15,8 +15,8 @@ use super::plan::{DeniedRequest, Ruling, rule_applies};
 use super::rule::{Payment, Rule};
 use super::text::KeyText;
 use crate::batch::Prepared;
-use crate::http::denial::Reply;
-use crate::http::headers::{Families, Item, Told};
+use crate::http::denial::DenialResponse;
+use crate::http::headers::{HeaderFamilies, QuotedName, RateLimitValue};
 use crate::store::Scope;
 
 /// What is the same for every request on the fast path.
@@ -28,7 +28,7 @@ pub(super) struct FastPath {
     /// The prefix length for IPv6 addresses, if the key is the peer's address.
     peer_prefix: Option<u8>,
     /// The name in the header, and the policy header, if clients get the IETF headers only.
-    ietf: Option<(Item, HeaderValue)>,
+    ietf: Option<(QuotedName, HeaderValue)>,
 }
 
 /// The result of the fast path.
@@ -54,8 +54,11 @@ impl FastPath {
             return None;
         }
         let policy = setup.fixed.as_ref().map(|fixed| fixed.policy.clone());
-        let ietf =
-            if setup.families == Families::IETF { Item::of(&rule.name).zip(policy) } else { None };
+        let ietf = if setup.families == HeaderFamilies::IETF {
+            QuotedName::new(&rule.name).zip(policy)
+        } else {
+            None
+        };
         let cost =
             if rule.skip.value() == Some(&false) { rule.cost.value().copied() } else { None };
         let prepared = memory.prepare(&Scope::Rule((&*rule.name).into()), limit);
@@ -92,8 +95,8 @@ impl FastPath {
         let verdict: Verdict = self.prepared.check_at(key.as_bytes(), cost, now);
         Some(match &self.ietf {
             Some((item, policy)) if verdict.allowed => {
-                let mut told = Told::empty();
-                told.tell(item, verdict.remaining, verdict.amount, verdict.next_after_us);
+                let mut told = RateLimitValue::empty();
+                told.write(item, verdict.remaining, verdict.amount, verdict.next_after_us);
                 FastRuling::Allow(BudgetHeaders::ietf(policy, &told))
             }
             _ => self.ruling(setup, rule, verdict, now),
@@ -108,7 +111,7 @@ impl FastPath {
         if verdict.allowed {
             return FastRuling::Allow(setup.budget_headers_named(&limits, &decision));
         }
-        let reply = Reply::to(&decision, &limits, setup.families);
+        let reply = DenialResponse::of(&decision, &limits, setup.families);
         let denied = DeniedRequest { decision, rule: rule.name.to_string(), reply };
         FastRuling::Other(Box::new(Ruling::Deny(Box::new(denied))))
     }
@@ -127,7 +130,7 @@ mod tests {
 
     use super::super::{Peer, RateLimitLayer, Rule, key, per_request};
     use crate::http::Missing;
-    use crate::http::headers::Families;
+    use crate::http::headers::HeaderFamilies;
     use crate::{ManualClock, Memory};
 
     /// Status, headers and body.
@@ -177,7 +180,8 @@ mod tests {
                 .skip(per_request(|head| head.path() == "/skipped")),
             _ => rule.missing(Missing::Deny),
         };
-        let families = [Families::IETF, Families::ALL, Families::NONE][usize::from(case) % 3];
+        let families = [HeaderFamilies::IETF, HeaderFamilies::ALL, HeaderFamilies::NONE]
+            [usize::from(case) % 3];
         RateLimitLayer::rules([rule]).memory(memory.clone()).headers(families)
     }
 

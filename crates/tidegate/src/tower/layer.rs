@@ -16,7 +16,7 @@ use super::rule::{Payment, Rule};
 use super::service::RateLimit;
 use crate::clock::Clock;
 use crate::http::PathPolicy;
-use crate::http::headers::Families;
+use crate::http::headers::HeaderFamilies;
 use crate::limiter::{Backend, StoreHandle};
 use crate::memory::Memory;
 use crate::resilience::Resilient;
@@ -54,7 +54,7 @@ pub(super) struct Setup {
     pub(super) is_async: bool,
     /// Whether a rule is settled by a [`Meter`](super::Meter).
     pub(super) has_meter: bool,
-    pub(super) families: Families,
+    pub(super) families: HeaderFamilies,
     /// Which targets are refused.
     pub(super) paths: PathPolicy,
     /// Whether a rule may read the path.
@@ -122,7 +122,7 @@ impl RateLimitLayer {
             grpc: false,
             denied: None,
             observer: None,
-            families: Families::IETF,
+            families: HeaderFamilies::IETF,
             paths: PathPolicy::default(),
             uses_path,
             fast_path: None,
@@ -174,8 +174,8 @@ impl RateLimitLayer {
     }
 
     /// Sets the headers that show clients their budget; the default are those of the IETF's latest
-    /// draft. With `Families::NONE` there is only `Retry-After`, on a denial.
-    pub fn headers(self, families: Families) -> Self {
+    /// draft. With `HeaderFamilies::NONE` there is only `Retry-After`, on a denial.
+    pub fn headers(self, families: HeaderFamilies) -> Self {
         self.with(|setup| setup.families = families)
     }
 

@@ -15,7 +15,7 @@ use super::layer::{Setup, name_of};
 use super::per_request::{BoxFuture, MaybeReady};
 use super::rule::{Meter, Payment, Rule};
 use super::text::KeyText;
-use crate::http::denial::Reply;
+use crate::http::denial::DenialResponse;
 use crate::http::{Missing, RefusedPath, Target};
 use crate::store::{Check, OnFailure, Policy, Scope, StoreError, Subject};
 
@@ -54,7 +54,7 @@ pub(super) struct DeniedRequest {
     /// The name of the rule that binds.
     pub(super) rule: String,
     /// The headers and body for the client.
-    pub(super) reply: Reply,
+    pub(super) reply: DenialResponse,
 }
 
 /// A rule that applies to a request, with everything that it reads from it.
@@ -228,7 +228,7 @@ struct Checked {
     headers: BudgetHeaders,
     completion: Option<Completion>,
     /// For an enforced denial, the rule that binds and the reply.
-    denied: Option<Box<(String, Reply)>>,
+    denied: Option<Box<(String, DenialResponse)>>,
 }
 
 async fn check(
@@ -277,7 +277,7 @@ async fn check(
                 .map(name_of)
                 .unwrap_or_default()
                 .to_owned();
-            let reply = Reply::to(&decision, &limits_of(check.charges()), setup.families);
+            let reply = DenialResponse::of(&decision, &limits_of(check.charges()), setup.families);
             denied = Some(Box::new((rule, reply)));
         }
     }

@@ -126,7 +126,7 @@ fn nothing_panics_and_all_agree() {
             assert_eq!(decided, expected, "seed {seed}, step {step}, at {latest}: {check:?}");
             let named: Vec<(&str, &Limit)> =
                 check.charges().iter().map(|charge| ("n", &charge.limit)).collect();
-            assert!(!headers::of(&decided, &named, headers::Families::ALL).is_empty());
+            assert!(!headers::of(&decided, &named, headers::HeaderFamilies::ALL).is_empty());
             // The fast path.
             let limit = random.pick(&limits);
             let check = Check::new().charge("fast", [limit], cost);

@@ -211,7 +211,7 @@ async fn reserved_charges_are_settled_separately() {
 async fn a_limiter_names_its_limits_in_headers_by_their_notation() {
     let (limiter, _) = limiter("2/s; 3/min window");
     let decision = limiter.check("k").await.unwrap();
-    let headers = limiter.headers(&decision, tidegate::http::headers::Families::IETF);
+    let headers = limiter.headers(&decision, tidegate::http::headers::HeaderFamilies::IETF);
     assert_eq!(headers[0], ("RateLimit-Policy", r#""2/s";q=2;w=1, "3/m window";q=3;w=60"#.into()));
     assert_eq!(headers[1], ("RateLimit", r#""2/s";r=1;t=1, "3/m window";r=2;t=60"#.into()));
 }
@@ -221,7 +221,7 @@ async fn a_limiter_names_its_limits_in_headers_by_their_notation() {
 async fn a_limit_that_is_written_twice_is_one_policy() {
     let (limiter, _) = limiter("4/s; 4/s; 3/m window");
     let decision = limiter.check("a").await.unwrap();
-    let headers = limiter.headers(&decision, tidegate::http::headers::Families::IETF);
+    let headers = limiter.headers(&decision, tidegate::http::headers::HeaderFamilies::IETF);
     assert_eq!(headers[0].1, r#""4/s";q=4;w=1, "3/m window";q=3;w=60"#);
     assert!(headers[1].1.starts_with(r#""4/s";r=2;t=1, "3/m window";r=2;"#), "{headers:?}");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use tidegate::Limits;
-use tidegate::http::headers::Families;
+use tidegate::http::headers::HeaderFamilies;
 use tidegate::tower::{RateLimitLayer, Rule, key};
 use tower::{Layer, ServiceExt};
 
@@ -14,7 +14,7 @@ fn limits(text: &str) -> Limits {
     text.parse().unwrap()
 }
 
-const IETF: Families = Families::IETF;
+const IETF: HeaderFamilies = HeaderFamilies::IETF;
 
 #[tokio::test]
 async fn headers_are_those_that_were_chosen() {
@@ -38,15 +38,18 @@ async fn headers_are_those_that_were_chosen() {
     let fresh = || layer.clone().memory(still().1);
     let expected = ("ratelimit ratelimit-policy", "ratelimit ratelimit-policy retry-after");
     assert_eq!(ask(fresh().headers(IETF)).await, (expected.0.into(), expected.1.into()));
-    let (passed, denied) = ask(fresh().headers(Families::GITHUB)).await;
+    let (passed, denied) = ask(fresh().headers(HeaderFamilies::GITHUB)).await;
     assert!(
         passed.starts_with("x-ratelimit-limit x-ratelimit-remaining x-ratelimit-reset"),
         "{passed}"
     );
     assert!(denied.starts_with("retry-after x-ratelimit-limit"), "{denied}");
-    let (passed, _) = ask(fresh().headers(Families::DRAFT_7)).await;
+    let (passed, _) = ask(fresh().headers(HeaderFamilies::DRAFT_7)).await;
     assert_eq!(passed, "ratelimit ratelimit-policy");
-    assert_eq!(ask(fresh().headers(Families::NONE)).await, (String::new(), "retry-after".into()));
+    assert_eq!(
+        ask(fresh().headers(HeaderFamilies::NONE)).await,
+        (String::new(), "retry-after".into())
+    );
 }
 
 #[tokio::test]
@@ -115,7 +118,7 @@ async fn nested_layers_add_the_headers_of_both() {
 /// Layers that were given no names are all called `default`.
 #[tokio::test]
 async fn nested_layers_of_one_name_get_unique_names() {
-    for families in [Families::IETF, Families::ALL] {
+    for families in [HeaderFamilies::IETF, HeaderFamilies::ALL] {
         let layer = |text: &str| {
             RateLimitLayer::new(limits(text), key::global()).headers(families).memory(still().1)
         };
@@ -138,12 +141,12 @@ async fn nested_layers_of_one_name_get_unique_names() {
 /// headers and body.
 #[tokio::test]
 async fn every_limit_of_a_rule_has_a_name() {
-    let shown = |families: Families, text: &str| {
+    let shown = |families: HeaderFamilies, text: &str| {
         RateLimitLayer::rules([Rule::new("api", limits(text), key::global())])
             .headers(families)
             .memory(still().1)
     };
-    for families in [Families::IETF, Families::ALL] {
+    for families in [HeaderFamilies::IETF, HeaderFamilies::ALL] {
         let service = behind(&shown(families, "4/s; 3/m window; 4/s"));
         let passed = service.ask(request("192.0.2.7", "/")).await;
         assert_eq!(
@@ -177,8 +180,13 @@ async fn every_limit_of_a_rule_has_a_name() {
 /// deny, and none of one in shadow mode.
 #[tokio::test]
 async fn a_denied_client_learns_nothing_about_other_rules() {
-    let families =
-        [Families::IETF, Families::DRAFT_7, Families::GITHUB, Families::ALL, Families::NONE];
+    let families = [
+        HeaderFamilies::IETF,
+        HeaderFamilies::DRAFT_7,
+        HeaderFamilies::GITHUB,
+        HeaderFamilies::ALL,
+        HeaderFamilies::NONE,
+    ];
     for families in families {
         let layer = RateLimitLayer::rules([
             Rule::new("denying", limits("1/h window; 7777/h"), key::global()),

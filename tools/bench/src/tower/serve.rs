@@ -9,7 +9,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router, ServiceExt};
 use serde::{Deserialize, Serialize};
-use tidegate::http::headers::Families;
+use tidegate::http::headers::HeaderFamilies;
 use tidegate::tower::{Key, RateLimitLayer, key};
 use tokio::net::TcpListener;
 use tower::util::MapResponseLayer;
@@ -40,7 +40,7 @@ pub(super) fn serve(what: &str) {
             "header-plain" => inside(listener, app.layer(limits(key::header("x-api-key")))).await,
             "peer-around" => around(listener, limits(key::peer_ip()), app).await,
             "peer-silent" => {
-                around(listener, limits(key::peer_ip()).headers(Families::NONE), app).await
+                around(listener, limits(key::peer_ip()).headers(HeaderFamilies::NONE), app).await
             }
             "two-headers" => {
                 served(listener, MapResponseLayer::new(with_two_headers).layer(app)).await

@@ -16,8 +16,8 @@ use super::{Context, millis};
 use crate::inject::{every, firewall, open_wall};
 use crate::judge::{Judge, Judged, ms};
 use crate::load::{Ask, Class, Http, Source};
-use tidegate_trace::Random;
 use crate::stage::{Node, PATIENCE, Setup, Stage, budget};
+use tidegate_trace::Random;
 
 /// A cluster of two halves that do not hear each other, each with a primary.
 pub(crate) fn f30(context: &Context) -> Judged {

@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidegate_trace::Random;
 use super::{Connection, Fault, Shared, Way, connect};
+use tidegate_trace::Random;
 
 /// The longest piece, and how many may wait; a sender that is faster has to wait, as on any line.
 const PIECE: usize = 16 << 10;

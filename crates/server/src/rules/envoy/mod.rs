@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use tidegate::http::headers::Families;
+use tidegate::http::headers::HeaderFamilies;
 use tidegate::store::MAX_KEY_BYTES;
 
 use self::file::DomainFile;
@@ -104,7 +104,7 @@ pub struct EnvoyOptions {
     /// The most requests per unit of a limit in a request; such limits are ignored if `None`.
     pub overrides: Option<u32>,
     /// Headers that are added to the response to the client.
-    pub headers: Option<Families>,
+    pub headers: Option<HeaderFamilies>,
     /// Whether a denial has a body of the type `application/problem+json`.
     pub body: bool,
 }
