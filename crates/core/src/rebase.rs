@@ -78,7 +78,7 @@ impl Op {
 
 impl Record {
     /// Whether `now` is so far behind this record that a store rebases it before a limit of this
-    /// algorithm judges it, or before any does.
+    /// algorithm decides, or before any does.
     pub fn is_ahead_of(&self, algorithm: Option<&Algorithm>, now: Timestamp) -> bool {
         let newest = match algorithm {
             Some(own) if self.state.fits(own) => self.state.newest(),
@@ -98,7 +98,7 @@ impl Record {
 }
 
 impl State {
-    /// The newest time in it: the earliest moment at which it can be judged, if anything is in use.
+    /// The newest time in it: the earliest moment at which it can be decided on, if anything is in use.
     fn newest(&self) -> Timestamp {
         match self {
             State::Bucket { level, .. } if level.is_countable() => level.at,

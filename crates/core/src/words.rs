@@ -132,7 +132,7 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
         }
         WINDOW => {
             let [length, from_first_hit, start, last, used] = take(words)?;
-            let (start, last) = (told(start)?, told(last)?);
+            let (start, last) = (clock_time(start)?, clock_time(last)?);
             let count = Count { start, last, used: exact(used)? };
             let (period, from_first_hit) = (period(length)?, flag(from_first_hit)?);
             let is_possible = start <= last && last.micros_since(start) < period;
@@ -142,7 +142,7 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
         }
         SLIDING => {
             let [length, step, lenient, last, count] = take(words)?;
-            let (length, step, last) = (period(length)?, period(step)?, told(last)?);
+            let (length, step, last) = (period(length)?, period(step)?, clock_time(last)?);
             // As many as a window has, and two that are not yet forgotten.
             if step > length
                 || length.div_ceil(step) > MAX_STEPS
@@ -153,7 +153,7 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
             let mut steps = Vec::new();
             for _ in 0..count {
                 let [index, used] = take(words)?;
-                told(index.checked_mul(step)?)?;
+                clock_time(index.checked_mul(step)?)?;
                 if steps.last().is_some_and(|before: &Step| before.index >= index) {
                     return None;
                 }
@@ -164,7 +164,7 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
         }
         ESTIMATE => {
             let [length, start, last, previous, current] = take(words)?;
-            let (length, start, last) = (period(length)?, told(start)?, told(last)?);
+            let (length, start, last) = (period(length)?, clock_time(start)?, clock_time(last)?);
             let pair = Pair { start, last, previous: exact(previous)?, current: exact(current)? };
             let is_possible =
                 start.as_micros().is_multiple_of(length) && last.micros_since(start) < length;
@@ -178,7 +178,7 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
             let mut entries = Vec::new();
             for _ in 0..count {
                 let [at, cost] = take(words)?;
-                let at = told(at)?;
+                let at = clock_time(at)?;
                 if entries.last().is_some_and(|before: &Entry| before.at >= at) {
                     return None;
                 }
@@ -197,7 +197,7 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
                 ));
             }
             Some(State::Concurrent {
-                leases: Leases::from_parts(&leases, told(newest)?, exact(granted)?)?,
+                leases: Leases::from_parts(&leases, clock_time(newest)?, exact(granted)?)?,
             })
         }
         _ => None,
@@ -225,7 +225,7 @@ fn moment(micros: u64) -> Option<Timestamp> {
 }
 
 /// A time that a clock can have.
-fn told(micros: u64) -> Option<Timestamp> {
+fn clock_time(micros: u64) -> Option<Timestamp> {
     moment(micros).filter(|at| *at <= Timestamp::MAX)
 }
 

@@ -1,11 +1,11 @@
-//! Durations as people write them, exactly.
+//! Durations such as `499ms` or `1.5s`, exact to the microsecond.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use tidegate_core::MAX_WAIT_US;
 
-/// Reads `0`, `499ms`, `1.5s`, `250us`, `2m`, `1h` or `1d`, exactly: microseconds.
+/// Parses `0`, `499ms`, `1.5s`, `250us`, `2m`, `1h` or `1d` into microseconds, without rounding.
 ///
 /// # Errors
 /// What was expected instead.
@@ -34,7 +34,7 @@ pub fn duration(text: &str) -> Result<u64, Cow<'static, str>> {
         "d" => 86_400_000_000,
         _ => return Err(FORM.into()),
     };
-    // Digits that are zeros at the end say nothing; a day has eleven that can say something.
+    // Trailing zeros have no value; a day has eleven digits that do.
     let fraction = fraction.trim_end_matches('0');
     if fraction.len() > 11 {
         return Err("no part of a microsecond".into());
@@ -54,7 +54,7 @@ fn shortened(text: &str) -> &str {
     text.get(..20).unwrap_or(text)
 }
 
-/// Microseconds as [`duration`] reads them: `0`, `250us`, `499ms`, `1.5s`, `2m`, `1h`.
+/// Microseconds that display as [`duration`] parses them: `0`, `250us`, `499ms`, `1.5s`, `2m`, `1h`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Micros(pub u64);
 

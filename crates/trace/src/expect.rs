@@ -1,4 +1,4 @@
-//! What a transcript says will be answered, and how an answer differs from it.
+//! The expected answer of a transcript line, and how a decision differs from it.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use super::duration::{Micros, duration};
 use super::{Fields, TraceError};
 use tidegate_core::{Decision, Retry};
 
-/// What a transcript says will be answered. What it does not say may be anything.
+/// The expected answer of a transcript line; fields without a value match anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Expectation {
-    /// Whether the request passes.
+    /// Whether the request is allowed.
     pub allowed: bool,
-    /// Whole units left.
+    /// The units that are left.
     pub remaining: Option<u64>,
-    /// When the same request would pass.
+    /// When the same request would be allowed.
     pub retry: Option<Retry>,
-    /// Microseconds until everything is available again.
+    /// Microseconds until all units are available again.
     pub reset_after_us: Option<u64>,
-    /// Microseconds until anything more is available.
+    /// Microseconds until one more unit is available.
     pub next_after_us: Option<u64>,
-    /// Units moved.
+    /// The units that were charged or given back.
     pub granted: Option<u64>,
 }
 
@@ -84,10 +84,10 @@ impl Expectation {
         Ok(expect)
     }
 
-    /// Whether `decision` is what was expected.
+    /// Compares `decision` with the expected answer.
     ///
     /// # Errors
-    /// In words, everything that is not.
+    /// All differences, in words.
     pub fn compare(&self, decision: &Decision) -> Result<(), Mismatch> {
         let word = |allowed| if allowed { "allow" } else { "deny" };
         let mut found = String::new();
@@ -125,7 +125,7 @@ impl Expectation {
     }
 }
 
-/// How a decision differs from what was expected, in words.
+/// The differences between a decision and the expected answer, in words.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch(String);
 
@@ -135,7 +135,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-impl core::error::Error for Mismatch {}
+impl std::error::Error for Mismatch {}
 
 impl fmt::Display for Expectation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,18 +1,18 @@
-//! Traces and transcripts: requests, and what was answered, as lines of text.
+//! Traces and transcripts: requests and expected answers as lines of text.
 //!
 //! ```text
 //! # limit: 2/s; 100/h                               what the file is for; several such lines: one replay each
 //! # time  key     cost op      expectation
 //! 0       user:7  1    check   -> allow remaining 1
-//! 499ms   user:7  2            -> deny retry 1ms    # the first one has all but grown back
+//! 499ms   user:7  2            -> deny retry 1ms    # the first one has almost drained
 //! 1.5s
 //! ```
 //! A line is `TIME [KEY [COST [OP]]]`, and in a transcript `-> allow|deny` with any of `remaining
 //! N`, `retry DURATION|never`, `reset DURATION`, `next DURATION` and `granted N` after it. Fields
-//! are separated by white space; a `#` at the beginning of a field starts a comment. Times count
-//! from the Unix epoch and are exact: whole microseconds, no floats.
+//! are separated by white space; a `#` at the start of a field starts a comment. Times count
+//! from the Unix epoch and are exact: integer microseconds, no floats.
 //!
-//! Lines are read one by one, so a trace may be longer than memory:
+//! Lines are read one by one, so a trace can be larger than memory:
 //! ```
 //! use tidegate_trace::Line;
 //! let Line::Event(event) = Line::parse("499ms user:7 2 -> deny retry 1ms", 1)? else { panic!() };
@@ -35,16 +35,15 @@ pub use random::Random;
 use tidegate_core::Op;
 use tidegate_core::Timestamp;
 
-/// The key of a line that names none.
+/// The key of a line without one.
 pub const DEFAULT_KEY: &str = "-";
 
-/// What one line says.
+/// The content of one line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Line<'t> {
-    /// Nothing: it is empty or a comment.
+    /// The line is empty or a comment.
     Comment,
-    /// `# limit: …`: a comment that names the limits the file is for, in the notation; not read any
-    /// further here.
+    /// `# limit: …`: a comment with the limits of the file, in the notation; not parsed here.
     Limit {
         /// The limits as written, trimmed.
         text: &'t str,
@@ -55,26 +54,26 @@ pub enum Line<'t> {
     Event(Event<'t>),
 }
 
-/// A request at a moment, and in a transcript what is to be answered.
+/// A request at a time, in a transcript with the expected answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event<'t> {
-    /// When.
+    /// The time of the request.
     pub at: Timestamp,
-    /// Whose budget.
+    /// The key of the request.
     pub key: &'t str,
-    /// How much.
+    /// The cost of the request.
     pub cost: u64,
-    /// What to do: one of [`Op::PLAIN`].
+    /// The operation: one of [`Op::PLAIN`].
     pub op: Op,
-    /// What is to be answered, if the line says.
+    /// The expected answer, if the line has one.
     pub expect: Option<Expectation>,
 }
 
 impl<'t> Line<'t> {
-    /// Reads one line; `number` is only for the error.
+    /// Parses one line; `number` is for the error only.
     ///
     /// # Errors
-    /// The field that is wrong, and what was expected there.
+    /// The first field that is wrong, and what was expected there.
     pub fn parse(text: &'t str, number: u64) -> Result<Self, TraceError> {
         let mut fields = Fields { rest: text, column: 1 };
         let Some(time) = fields.next() else { return Ok(header(text)) };
@@ -117,7 +116,7 @@ fn operations() -> String {
     format!("{} or {last}", first.join(", "))
 }
 
-/// A line without fields: empty, a comment, or the comment that names the limits.
+/// A line without fields: empty, a comment, or the comment with the limits.
 fn header(text: &str) -> Line<'_> {
     let comment = text.trim_start().trim_start_matches('#').trim_start();
     let Some((name, limits)) = comment.split_once(':') else { return Line::Comment };
@@ -129,10 +128,10 @@ fn header(text: &str) -> Line<'_> {
     Line::Limit { text: limits, column: text[..before].chars().count() + 1 }
 }
 
-/// The fields of a line that are left.
+/// The remaining fields of a line.
 struct Fields<'t> {
     rest: &'t str,
-    /// The column at which `rest` begins.
+    /// The column of the start of `rest`.
     column: usize,
 }
 
@@ -191,7 +190,7 @@ impl Field<'_> {
     }
 }
 
-/// All fields of the line, so that it means the same whatever the defaults are.
+/// Writes all fields, so that the line does not depend on defaults.
 impl fmt::Display for Event<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {} {}", Micros(self.at.as_micros()), self.key, self.cost, self.op.name())?;
@@ -202,7 +201,7 @@ impl fmt::Display for Event<'_> {
     }
 }
 
-/// What is wrong with a line, where, and what was expected there.
+/// Why a line is not valid: the place, and what was expected there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceError {
     line: u64,
@@ -213,7 +212,7 @@ pub struct TraceError {
 }
 
 impl TraceError {
-    /// The line, as numbered by the caller.
+    /// The number of the line, as given by the caller.
     pub fn line(&self) -> u64 {
         self.line
     }
@@ -223,12 +222,12 @@ impl TraceError {
         self.column
     }
 
-    /// Which field is wrong.
+    /// The name of the field that is wrong.
     pub fn field(&self) -> &'static str {
         self.field
     }
 
-    /// What it holds, shortened; empty at the end of the line.
+    /// The value of the field, shortened; empty at the end of the line.
     pub fn value(&self) -> &str {
         &self.value
     }
@@ -242,11 +241,10 @@ impl fmt::Display for TraceError {
     }
 }
 
-impl core::error::Error for TraceError {}
+impl std::error::Error for TraceError {}
 
 #[cfg(test)]
 mod tests {
-
     use proptest::prelude::*;
 
     use super::*;
@@ -308,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_has_a_default() {
+    fn missing_fields_have_defaults() {
         let full = Event { at: Timestamp::EPOCH, key: "-", cost: 1, op: Op::Check, expect: None };
         assert_eq!(event("0"), full);
         assert_eq!(event("  0\t# a comment"), full);
@@ -322,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_may_name_the_limits() {
+    fn comments_can_contain_the_limits() {
         assert_eq!(Line::parse("", 1), Ok(Line::Comment));
         assert_eq!(Line::parse("# hello: world", 1), Ok(Line::Comment));
         assert_eq!(
@@ -334,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_where_and_what_was_expected() {
+    fn errors_name_the_place_and_what_was_expected() {
         let rows: Vec<(&str, &str)> = Vec::from([
             (
                 "5 k",
@@ -372,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mismatch_says_in_words_what_differs() {
+    fn a_mismatch_lists_the_differences() {
         let verdict = Verdict {
             remaining: 2,
             retry: Retry::After(1_500),
@@ -414,20 +412,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "\\PC*", number: u64) {
+        fn parsing_any_text_does_not_panic(text in "\\PC*", number: u64) {
             let _ = Line::parse(&text, number);
             let _ = duration(&text);
         }
 
         #[test]
-        fn nearly_right_text_does_not_make_it_panic(
+        fn parsing_almost_valid_text_does_not_panic(
             text in "[ #]{0,2}[0-9.]{0,25}(us|ms|s|d|é)?( [a-z#:>-]{0,6}){0,3}( -> ?(allow|deny)?( (retry|reset|granted) ?[0-9.a-z]{0,9}){0,3})?"
         ) {
             let _ = Line::parse(&text, 1);
         }
 
         #[test]
-        fn what_is_printed_is_read_back(
+        fn displayed_lines_parse_back(
             at in 0..=MAX_WAIT_US,
             key in "[!-\"$-~é][!-~é]{0,12}",
             cost: u64,
@@ -442,7 +440,7 @@ mod tests {
         }
 
         #[test]
-        fn durations_are_read_back(micros in 0..=MAX_WAIT_US) {
+        fn displayed_durations_parse_back(micros in 0..=MAX_WAIT_US) {
             prop_assert_eq!(duration(&Micros(micros).to_string()), Ok(micros));
         }
     }

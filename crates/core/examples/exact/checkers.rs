@@ -1,4 +1,4 @@
-//! The rules once more, each O(1) amortised and with a state of its own. Nothing here knows the
+//! A second implementation of the rules, each O(1) amortised and with a state of its own. Nothing here knows the
 //! core.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +11,7 @@ pub(crate) struct Answer {
     pub(crate) bounded: bool,
 }
 
-/// One key, seen by somebody who does not know the core.
+/// One key, decided without the core.
 pub(crate) trait Checker {
     fn ask(&mut self, now: u64, cost: u64) -> Answer;
 }

@@ -33,7 +33,7 @@ use checkers::{
     Answer, Arrival, Checker, Deadlines, Epoch, Every, FirstHit, Ring, Steps, TwoWindows,
 };
 
-/// Keys that are asked about in turn.
+/// The number of keys, which are checked in turn.
 const KEYS: usize = 64;
 
 fn main() -> ExitCode {
@@ -162,7 +162,7 @@ fn check<K: Kernel<State: Copy>>(
     report(limit, kernel, admitted, cost)
 }
 
-/// What the last denial promised: this cost passes at this moment and not before, if nothing is
+/// What the last denial promised: this cost fits at this time and not before, if nothing is
 /// taken until then.
 #[derive(Clone, Copy, Debug)]
 struct Promise {
@@ -241,7 +241,7 @@ impl Key {
         }
     }
 
-    /// The next moment and cost, near the edges. At the end of time the key begins anew.
+    /// The next time and cost, close to the edges. At the last exact time the key starts anew.
     fn draw(&mut self, word: u64) -> (u64, u64) {
         let algorithm = self.limit.algorithm();
         let period = algorithm.period_us();
@@ -297,8 +297,8 @@ impl Key {
         }
     }
 
-    /// What costs as much as the last denial passes from the promised moment on, and until then is
-    /// told the same moment.
+    /// Checks the promise: the cost of the last denial fits from the promised time on, and until then
+    /// its denials name the same time.
     fn keeps_its_word(&self, got: &Verdict, now: u64, cost: u64) -> bool {
         let promised = self.promise.filter(|promise| promise.cost == cost);
         match got.retry {

@@ -165,7 +165,7 @@ enum Kept {
     Many(Box<Many>),
 }
 
-/// Leases by place, and where the lease of an id is; those that nobody named are not in it.
+/// Leases by place, and the place of each id; leases without an id are not in it.
 #[derive(Clone, Debug, Default)]
 struct Many {
     leases: BTreeMap<Place, Lease>,
@@ -351,7 +351,7 @@ fn place_in_list((number, lease): &(u64, Lease)) -> Place {
     (lease.deadline, *number)
 }
 
-/// What a tree takes at the most: nodes have room for eleven pairs and hold five at least, but for
+/// What a tree takes at the most: nodes have places for eleven pairs and hold five at least, but for
 /// the root; those with children have six at least.
 fn tree_bytes<K, V>(tree: &BTreeMap<K, V>) -> usize {
     const ROOM: usize = 11;

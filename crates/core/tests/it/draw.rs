@@ -160,7 +160,7 @@ fn length(source: &mut impl Source) -> u64 {
     }
 }
 
-/// A moment at which a story may begin.
+/// A time at which a history may start.
 pub(crate) fn dawn(source: &mut impl Source) -> u64 {
     match source.below(8) {
         0 => 0,
@@ -170,7 +170,7 @@ pub(crate) fn dawn(source: &mut impl Source) -> u64 {
     }
 }
 
-/// The next moment of a story: never before `now`.
+/// The next time of a history: never before `now`.
 pub(crate) fn later(source: &mut impl Source, limit: &Limit, last: &Verdict, now: u64) -> u64 {
     let algorithm = limit.algorithm();
     let period = algorithm.period_us();
@@ -210,7 +210,7 @@ pub(crate) fn any_time(source: &mut impl Source, limit: &Limit, last: &Verdict, 
     now.saturating_sub(back)
 }
 
-/// A cost near what fits.
+/// A cost close to what fits.
 pub(crate) fn cost(source: &mut impl Source, limit: &Limit, last: &Verdict) -> u64 {
     let capacity = limit.capacity();
     match source.below(16) {

@@ -5,7 +5,7 @@ use tidegate_core::{Charge, Limit, Op, Period, Record, Retry, Timestamp, Verdict
 
 use crate::draw::{self, Seeded, Source};
 
-/// What a textbook says: allowed, whole units left, wait for this cost, time until as new.
+/// The textbook's answer: allowed, units left, wait for this cost, time until full.
 type Answer = (bool, u128, u128, u128);
 
 /// A fraction of a token is counted in parts of which a token has `period`, and a microsecond adds

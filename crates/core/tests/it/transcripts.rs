@@ -80,7 +80,7 @@ fn answer<'t>(
     decide(event.op, &mut charges, event.at)
 }
 
-/// The recipe with sub-buckets takes several identifiers of one request at once: all of them or
+/// The recipe with sub-buckets takes several identifiers of one request together: all of them or
 /// none.
 #[test]
 fn two_identifiers_of_one_request_are_charged_together_or_not_at_all() {

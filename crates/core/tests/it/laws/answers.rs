@@ -7,9 +7,9 @@ use crate::draw::{self, Kind, Seeded, Source};
 
 const END: u64 = Timestamp::MAX.as_micros();
 
-/// Tells random stories by a clock that does not go back, and shows every moment after a call to
+/// Plays random histories on a clock that does not go back, and passes every state after a call to
 /// `look`.
-fn stories(count: u64, look: impl Fn(&Limit, &Record, u64, &Verdict, &mut Seeded)) {
+fn histories(count: u64, look: impl Fn(&Limit, &Record, u64, &Verdict, &mut Seeded)) {
     for seed in 0..count {
         let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
@@ -28,7 +28,7 @@ fn stories(count: u64, look: impl Fn(&Limit, &Record, u64, &Verdict, &mut Seeded
 
 #[test]
 fn what_remains_fits_and_one_more_does_not() {
-    stories(5_000, |limit, record, now, last, _| {
+    histories(5_000, |limit, record, now, last, _| {
         let r = last.remaining;
         assert!(peek(limit, record, now, r).allowed, "{limit}: {r} left at {now} of {record:?}");
         assert!(
@@ -50,24 +50,25 @@ fn what_remains_fits_and_one_more_does_not() {
 
 #[test]
 fn a_retry_passes_at_the_promised_microsecond_and_not_before() {
-    stories(5_000, |limit, record, now, last, source| {
+    histories(5_000, |limit, record, now, last, source| {
         for cost in [1, last.remaining + 1, limit.capacity(), draw::cost(source, limit, last)] {
             let denied = peek(limit, record, now, cost);
             match denied.retry {
                 Retry::Now => assert!(denied.allowed),
                 Retry::Never => {
-                    assert!(cost > limit.capacity(), "{limit}: {cost} can pass some time")
+                    assert!(cost > limit.capacity(), "{limit}: {cost} fits at some time")
                 }
                 Retry::After(wait) if now + wait <= END => {
                     assert!(wait > 0 && !denied.allowed);
-                    let story = || format!("{limit}: {cost} at {now}, after {wait}, of {record:?}");
-                    assert!(peek(limit, record, now + wait, cost).allowed, "{}", story());
-                    assert!(!peek(limit, record, now + wait - 1, cost).allowed, "{}", story());
+                    let history =
+                        || format!("{limit}: {cost} at {now}, after {wait}, of {record:?}");
+                    assert!(peek(limit, record, now + wait, cost).allowed, "{}", history());
+                    assert!(!peek(limit, record, now + wait - 1, cost).allowed, "{}", history());
                     assert_eq!(
                         peek(limit, record, now + wait - 1, cost).retry,
                         Retry::After(1),
                         "{}",
-                        story()
+                        history()
                     );
                 }
                 Retry::After(_) => {}
@@ -78,7 +79,7 @@ fn a_retry_passes_at_the_promised_microsecond_and_not_before() {
 
 #[test]
 fn waiting_never_makes_it_worse() {
-    stories(5_000, |limit, record, now, last, source| {
+    histories(5_000, |limit, record, now, last, source| {
         let then = draw::later(source, limit, last, now);
         let later = draw::later(source, limit, last, then);
         let (a, b) = (peek(limit, record, then, 1), peek(limit, record, later, 1));
@@ -89,7 +90,7 @@ fn waiting_never_makes_it_worse() {
 
 #[test]
 fn everything_is_back_at_the_promised_microsecond_and_not_before() {
-    stories(5_000, |limit, record, now, last, _| {
+    histories(5_000, |limit, record, now, last, _| {
         let (full, reset, next) = (limit.capacity(), last.reset_after_us, last.next_after_us);
         assert_eq!(reset == 0, last.remaining == full, "{limit}");
         assert_eq!(next == 0, last.remaining == full, "{limit}");
@@ -122,7 +123,7 @@ fn everything_is_back_at_the_promised_microsecond_and_not_before() {
 /// not.
 #[test]
 fn an_idle_record_may_be_forgotten_and_no_earlier() {
-    stories(2_500, |limit, record, now, last, source| {
+    histories(2_500, |limit, record, now, last, source| {
         let idle = record.idle_at().as_micros();
         assert!(
             idle <= now || now + last.reset_after_us == idle,

@@ -124,7 +124,7 @@ fn spend(
     worst
 }
 
-/// With numbers too many to try them all: full bursts as close together as they pass.
+/// Numbers too large to try all: full bursts, as close together as they are admitted.
 #[test]
 fn the_worst_case_of_real_limits_is_reached() {
     // limit, moments of the bursts before the span, and of those in it

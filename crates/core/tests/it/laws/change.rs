@@ -11,7 +11,7 @@ type Admitted = Vec<(u64, u64)>;
 
 /// `A[s, t] <= max capacity + max rate * (t - s)` for all closed spans. What a coarse grid has not
 /// counted yet, less than one of its ticks, a finer one may count in its place, once.
-fn assert_no_minting(limits: &[Limit], admitted: &Admitted, story: &str) {
+fn assert_no_minting(limits: &[Limit], admitted: &Admitted, history: &str) {
     let capacity = limits.iter().map(Limit::capacity).max().unwrap();
     let rate = |limit: &Limit| {
         (u128::from(limit.algorithm().amount()), u128::from(limit.algorithm().period_us()))
@@ -24,7 +24,7 @@ fn assert_no_minting(limits: &[Limit], admitted: &Admitted, story: &str) {
         for (to, cost) in &admitted[first..] {
             sum += u128::from(*cost);
             let most = u128::from(capacity) * period + amount * u128::from(to - from + uncounted);
-            assert!(sum * period <= most, "{story}: {sum} from {from} to {to} of {admitted:?}");
+            assert!(sum * period <= most, "{history}: {sum} from {from} to {to} of {admitted:?}");
         }
     }
 }
@@ -95,18 +95,18 @@ fn a_change_of_algorithm_does_not_drain_twice() {
         };
         let (by_old, by_new) = (used(&old, &kept).min(new.capacity()), used(&new, &direct));
         let carried = used(&new, &kept);
-        let story = format!("seed {seed}: {old} to {new}, {cost} at {start}, now {now}");
+        let history = format!("seed {seed}: {old} to {new}, {cost} at {start}, now {now}");
         assert!(
             carried >= by_old.min(by_new),
-            "{story}: used {by_old} or {by_new}, carried {carried}"
+            "{history}: used {by_old} or {by_new}, carried {carried}"
         );
-        // Of a coarse tick nobody knows how much of it has passed.
+        // How much of a coarse tick has passed is unknown.
         let most = if old.grid_us().max(new.grid_us()) > 1 {
             cost.min(new.capacity())
         } else {
             by_old.max(by_new)
         };
-        assert!(carried <= most, "{story}: used {by_old} or {by_new}, carried {carried}");
+        assert!(carried <= most, "{history}: used {by_old} or {by_new}, carried {carried}");
     }
 }
 
@@ -117,7 +117,7 @@ fn limits_of_any_algorithms_that_take_turns_keep_a_bound() {
         let limits = [draw::limit(source), draw::limit(source)];
         let (record, admitted, now) = alternate(source, &limits, 40);
         let span = limits.iter().map(|limit| limit.algorithm().period_us()).min().unwrap();
-        // One edge of the shorter period forgets what the other limit admitted, so each can pass on
+        // One edge of the shorter period forgets what the other limit admitted, so each can admit
         // both sides of it.
         let most: u64 = 2 * limits.iter().map(Limit::worst_case).sum::<u64>();
         for (first, (from, _)) in admitted.iter().enumerate() {
@@ -200,7 +200,7 @@ fn a_level_is_carried_over_exactly_or_a_trifle_more() {
             carried += 1;
         }
     }
-    assert!(carried > 1_000, "{carried} of them had room");
+    assert!(carried > 1_000, "{carried} of them fit");
 }
 
 /// 2^13 tokens of 2^40 units each are 2^53 units, one more than there is a number for: they count
@@ -232,7 +232,7 @@ fn a_limit_on_the_same_coarse_grid_drains_from_the_same_tick() {
     assert_eq!(level.at, ts(tick));
 }
 
-/// A token has a million units at least, where there is room for them: rounding up to one unit
+/// A token has a million units at least, where the exact domain allows it: rounding up to one unit
 /// costs less than a millionth of a token.
 #[test]
 fn a_change_of_rate_costs_less_than_a_millionth_of_a_token() {

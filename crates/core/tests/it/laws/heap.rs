@@ -12,7 +12,7 @@ fn lease(op: Op, limit: &Limit, record: &mut Record, id: u64) {
 }
 
 /// A lease takes four words in a list, and a block has one word of its own and an even number of
-/// words. A tree holds at least five leases in each node with room for eleven, and its inner nodes
+/// words. A tree holds at least five leases in each node of eleven places, and its inner nodes
 /// twelve words more.
 #[cfg(target_pointer_width = "64")]
 #[test]
@@ -49,7 +49,7 @@ fn few_leases_take_a_list_and_many_take_two_trees() {
     }
 }
 
-/// Leases without an id cannot be asked for by it, and stand in one tree only.
+/// Leases without an id cannot be found by one, and are in one tree only.
 #[cfg(target_pointer_width = "64")]
 #[test]
 fn leases_without_an_id_take_one_tree() {

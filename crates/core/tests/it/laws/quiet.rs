@@ -1,4 +1,4 @@
-//! I-DET, I-REJ, I-PEEK: what is denied or only asked leaves no trace.
+//! I-DET, I-REJ, I-PEEK: denials and peeks leave no trace.
 
 use tidegate_core::{Charge, Id, Limit, Op, Record, State, Verdict, decide};
 
@@ -28,7 +28,7 @@ fn what_is_denied_or_only_asked_leaves_the_record_as_it_was() {
             let before = record.clone();
             last = ask(op, &limit, &mut record, now, cost);
             let again = ask(op, &limit, &mut before.clone(), now, cost);
-            assert_eq!(last, again, "{limit} seed {seed}: the same question, the same answer");
+            assert_eq!(last, again, "{limit} seed {seed}: the same call has the same answer");
             let counted = limit.counts_rejected() && matches!(op, Op::Check | Op::Book { .. });
             if op == Op::Peek || cost == 0 || (!last.allowed && !counted) {
                 assert_eq!(

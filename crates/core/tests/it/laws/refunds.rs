@@ -224,7 +224,7 @@ fn what_was_given_back_in_full_was_never_taken() {
         let limit: Limit = text.parse().unwrap();
         let (mut record, now) = (Record::default(), 1_700_000_000_000_000);
         for _ in 0..3 {
-            // Taken once however often it is asked for, given back once, and then it can be taken
+            // Charged once for any number of calls, given back once, and then it can be charged
             // again.
             assert!(named(Op::Check, &limit, &mut record, now, (0, 4), 7).allowed());
             assert!(named(Op::Check, &limit, &mut record, now, (0, 4), 7).allowed());

@@ -15,7 +15,7 @@ fn counting_rejected_charges_what_was_denied_up_to_one_amount_beyond() {
         (5, 2, false, 0, 10), // now 5 are in: 3 of them end at 10, the other 2 at 15
         (6, 1, false, 0, 9), // 6 are in, which is capacity + amount: 1 fits again when the 2 of 5 s have ended
         (7, 1, false, 0, 8), // no more is charged
-        (8, 4, false, 0, u64::MAX), // can never pass: not charged
+        (8, 4, false, 0, u64::MAX), // never fits: not charged
         (15, 1, true, 1, 0),
     ] {
         let verdict = check(&limit, &mut record, at * 1_000_000, cost);
@@ -53,7 +53,7 @@ fn counting_rejected_locks_a_hammering_client_out_and_lets_a_patient_one_in() {
         assert_eq!(
             (never.retry, &record),
             (Retry::Never, &before),
-            "{limit}: what can never pass is not charged"
+            "{limit}: a cost that never fits is not charged"
         );
         assert!(!ask(Op::Debit, &limit, &mut record, now, u64::MAX).allowed);
         assert_eq!(record, before, "{limit}: only checks count");
@@ -63,7 +63,7 @@ fn counting_rejected_locks_a_hammering_client_out_and_lets_a_patient_one_in() {
         now += wait;
         assert!(
             check(&limit, &mut record, now, limit.capacity()).allowed,
-            "{limit}: who waits, passes"
+            "{limit}: allowed after the wait"
         );
     }
 }
@@ -117,7 +117,7 @@ fn take_keeps_fractions() {
     assert_eq!(ask(Op::Take, &limit, &mut record, 1_000_000, 9).granted, 1);
 }
 
-/// Places are kept in order, and whoever acts at the booked moment keeps the bound of the bucket.
+/// Bookings stay in order, and requests at the booked times keep the bound of the bucket.
 #[test]
 fn booked_places_keep_the_order_and_the_bound() {
     for seed in 0..6_000 {
@@ -190,10 +190,10 @@ fn only_the_last_place_can_be_given_back() {
     let (second, third) = (book(10), book(20));
     assert_eq!((second.0, third.0), (999_990, 1_999_980));
     let mut unbook = |idle_at| ask(Op::Unbook { idle_at }, &limit, &mut record, 30, 1);
-    assert_eq!(unbook(second.1).granted, 0, "somebody is placed behind it");
+    assert_eq!(unbook(second.1).granted, 0, "there is a later booking");
     assert_eq!(unbook(third.1).granted, 1);
     assert_eq!(unbook(third.1).granted, 0, "only once");
-    assert_eq!(unbook(second.1).granted, 1, "now nobody is");
+    assert_eq!(unbook(second.1).granted, 1, "there is no later booking");
     assert_eq!(check(&limit, &mut record, 1_000_000, 1).retry, Retry::Now);
 }
 
@@ -237,7 +237,7 @@ fn leases_end_by_release_once_or_by_themselves() {
         decide(op, &mut [charge], ts(at_secs * 1_000_000))
     };
     assert!(call(Op::Check, 0, 2, 1).allowed());
-    assert!(call(Op::Check, 0, 2, 1).allowed(), "the same lease, asked for again");
+    assert!(call(Op::Check, 0, 2, 1).allowed(), "the same lease again");
     assert!(call(Op::Check, 4, 1, 2).allowed());
     assert_eq!(call(Op::Check, 5, 1, 3).retry(), Retry::After(5_000_000), "the first ends at 10 s");
     assert_eq!(call(Op::Release, 6, 0, 2).granted(), 1);
@@ -293,7 +293,7 @@ fn a_reset_forgets_everything() {
             (true, limit.capacity(), 0),
             "{limit}"
         );
-        assert!(record.idle_at() <= ts(now), "{limit}: a store may forget it at once");
+        assert!(record.idle_at() <= ts(now), "{limit}: a store may remove it immediately");
         assert!(record.receipts.is_empty());
     }
 }

@@ -148,7 +148,7 @@ fn a_step_back_denies_no_longer_than_the_step_or_the_time_to_drain() {
         after.rebase(ts(now));
         assert!(!after.is_ahead_of(Some(limit.algorithm()), ts(now)), "{limit}: {after:?}");
         // The time of the state is not earlier than the one of the call, so this is when it was
-        // last judged.
+        // last decided.
         let caught_up = then + source.below(limit.algorithm().period_us().min(1 << 45));
         let (waited, moved) =
             (peek(&limit, &before, caught_up, 1), peek(&limit, &after, caught_up, 1));

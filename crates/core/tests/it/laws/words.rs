@@ -6,7 +6,7 @@ use super::{ask, ts};
 use crate::draw::{self, KINDS, Seeded, Source};
 
 /// Some time in the life of a key, with and without ids.
-fn story(source: &mut Seeded, limit: &Limit, steps: u64, mut seen: impl FnMut(&Record, u64)) {
+fn history(source: &mut Seeded, limit: &Limit, steps: u64, mut seen: impl FnMut(&Record, u64)) {
     let mut record = Record::default();
     let mut now = draw::dawn(source);
     let mut last: Verdict = ask(Op::Peek, limit, &mut record, now, 1);
@@ -27,7 +27,7 @@ fn a_record_is_read_as_it_was_written() {
     let mut source = Seeded::new(7);
     for round in 0..3_000 {
         let limit = draw::limit_of(&mut source, KINDS[round % KINDS.len()]);
-        story(&mut source, &limit, 20, |record, _| {
+        history(&mut source, &limit, 20, |record, _| {
             let mut words = vec![99];
             record.write(&mut words);
             words.push(77);
@@ -52,7 +52,7 @@ fn whatever_is_read_can_be_decided_with() {
     for round in 0..50_000 {
         let limit = draw::limit_of(&mut source, KINDS[round % KINDS.len()]);
         let mut kept = (Vec::new(), 0);
-        story(&mut source, &limit, 6, |record, now| {
+        history(&mut source, &limit, 6, |record, now| {
             kept = (Vec::new(), now);
             record.write(&mut kept.0);
         });

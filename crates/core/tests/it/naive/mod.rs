@@ -1,4 +1,4 @@
-//! The algorithms once more, slow and obvious: the history of what was charged, one formula for how
+//! A second implementation of the algorithms, slow and obvious: the history of what was charged, one formula for how
 //! much fits, and a search for everything else. Written from the definitions, without looking at
 //! how the core does it.
 //!
@@ -67,7 +67,7 @@ impl Naive {
     }
 
     /// What a single charge without an id answers, field by field.
-    #[allow(dead_code, reason = "not everybody who uses this file needs it")]
+    #[allow(dead_code, reason = "some users of this file do not need it")]
     pub(crate) fn decide(&mut self, op: Op, now: u64, cost: u64) -> Verdict {
         decide(op, None, now, vec![Asked { key: self, cost, reserved: 0 }]).0.remove(0)
     }
@@ -224,7 +224,7 @@ impl Naive {
     fn give_back(&mut self, now: u64, units: u64, when: When) -> u64 {
         if let Algorithm::Bucket(bucket) = self.limit.algorithm() {
             let (level, share, at) = (self.level(now), u128::from(bucket.period), self.tick(now));
-            // What has drained since it was taken is gone, whoever took it.
+            // What has drained since the charge is gone.
             let ticks = if let When::At(then) = when {
                 at.saturating_sub(then) / self.limit.grid_us()
             } else {

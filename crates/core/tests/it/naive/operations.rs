@@ -1,4 +1,4 @@
-//! The operations once more, on keys that keep their whole history: several charges in one call,
+//! A second implementation of the operations, on keys that keep their full history: several charges in one call,
 //! all or nothing, with or without an id.
 
 use tidegate_core::{Algorithm, Id, Op, Retry, Verdict};
@@ -71,7 +71,7 @@ pub(crate) fn decide(
             }
         }
         Op::Take if turns.iter().any(|turn| turn.held().is_some()) => {
-            // Asked again: the answer is what it got.
+            // A retry gets the same units.
             turns.iter_mut().for_each(|turn| turn.granted = turn.held().unwrap_or(0));
         }
         Op::Take => {
@@ -164,7 +164,7 @@ impl Turn<'_> {
         }
     }
 
-    /// What was denied counts too, if the limit says so: nothing that could never pass, and one
+    /// What was denied counts too, if the limit says so: nothing that never fits, and one
     /// amount beyond the limit at most.
     fn take_rejected(&mut self) {
         let capacity = self.key.limit.capacity();
