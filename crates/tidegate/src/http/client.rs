@@ -1,4 +1,4 @@
-//! Whose request it is, behind proxies or not.
+//! The address of the client, also behind proxies.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,27 +6,26 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::forwarded::{self, Syntax};
 use super::network::{TrustedProxies, mask_v6};
 
-/// The most hops that are walked. A chain of so many trusted proxies is a mistake.
+/// The most hops that are read: a longer chain of trusted proxies is a mistake.
 pub const MAX_HOPS: usize = 64;
-/// One budget for addresses that have so many bits in common: a home or a server is given at least
-/// that many of its own.
+/// The bits that the IPv6 addresses of one client share: a home or a server usually owns a network
+/// of this prefix.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 /// Finds the address of the client.
 ///
-/// It is the peer's, unless the peer is a trusted proxy. Then it is the right-most address in the
-/// header which is not a trusted proxy's: the last one that somebody trusted has seen with own
-/// eyes. Whatever stands left of it may be made up, and is not looked at.
+/// It is the address of the peer, unless the peer is a trusted proxy. Then it is the right-most
+/// address in the header that is not a trusted proxy: the last one that a trusted proxy has seen.
+/// Addresses to its left can be forged and are ignored.
 ///
-/// One header is believed, `X-Forwarded-For` unless told otherwise. If a request has others too,
-/// they count for nothing, whatever they say.
+/// Only one header counts, `X-Forwarded-For` by default; other headers are ignored.
 ///
 /// ```
 /// use tidegate::http::ClientIp;
 /// let clients = ClientIp::behind("10.0.0.0/8".parse()?);
 /// let client = clients.find("10.0.0.1".parse()?, [&b"203.0.113.9, 192.0.2.7, 10.0.0.2"[..]]);
 /// assert_eq!(client.ip().to_string(), "192.0.2.7");
-/// // Nobody vouches for what a stranger says of itself.
+/// // A header from a peer that is not trusted is ignored.
 /// let client = clients.find("198.51.100.1".parse()?, [&b"192.0.2.7"[..]]);
 /// assert_eq!(client.ip().to_string(), "198.51.100.1");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -39,35 +38,34 @@ pub struct ClientIp {
     ipv6_prefix: u8,
 }
 
-/// What is wrong with a setting.
+/// Why an option of [`ClientIp`] is not valid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientIpError {
-    /// The header cannot be the name of one.
+    /// The text is not the name of a header.
     #[error("header {0:?}: expected a name such as x-forwarded-for, forwarded or cf-connecting-ip")]
     Header(String),
-    /// The prefix would put strangers together, or is none.
+    /// The prefix is too short, so that unrelated clients would share a budget, or too long.
     #[error("an IPv6 prefix of {0} bits: expected 32 to 128")]
     Prefix(u8),
 }
 
-/// How the address was found.
+/// How the address of a client was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// It is the peer's: it is not a trusted proxy, or it forwarded nothing.
+    /// It is the peer, which is not a trusted proxy or has forwarded no address.
     Peer,
-    /// It is the right-most one that is not trusted.
+    /// It is the right-most forwarded address that is not trusted.
     Hop,
-    /// All that were forwarded are trusted; it is the left-most.
+    /// All forwarded addresses are trusted; it is the left-most.
     LastHop,
-    /// Before it stands something that is not an address, so that nobody knows who was there: it is
-    /// the last that can be read, or the peer's.
+    /// The entry before it is not an address; it is the last one that can be read, or the peer.
     Unreadable,
-    /// There are more than [`MAX_HOPS`]; it is the last that was walked to.
+    /// There are more than [`MAX_HOPS`]; it is the last one that was read.
     TooManyHops,
 }
 
-/// A client, as far as it is known.
+/// The address of a client, and how it was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Client {
     ip: IpAddr,
@@ -76,42 +74,41 @@ pub struct Client {
 }
 
 impl Client {
-    /// Its address; never an IPv4 address that is written as IPv6.
+    /// The address; IPv4 addresses are never mapped into IPv6.
     pub fn ip(&self) -> IpAddr {
         self.ip
     }
 
-    /// How it was found.
+    /// How the address was found.
     pub fn found(&self) -> Found {
         self.found
     }
 
-    /// Whose budget it is: the address, or for IPv6 the network around it. See [`group`].
+    /// The addresses that share a budget with this one; see [`group`].
     pub fn group(&self) -> Group {
         group(self.ip, self.ipv6_prefix)
     }
 }
 
 impl ClientIp {
-    /// The peer is the client, whatever it says: for a service that stands before everything else.
+    /// Takes the peer as the client and ignores all headers: for a service without a proxy.
     pub fn of_peer() -> Self {
         Self::behind(TrustedProxies::none())
     }
 
-    /// Believes the header `X-Forwarded-For` if it comes from these.
+    /// Reads `X-Forwarded-For` from these proxies.
     pub fn behind(trusted: TrustedProxies) -> Self {
         let header = "x-forwarded-for".into();
         ClientIp { trusted, header, syntax: Syntax::Plain, ipv6_prefix: DEFAULT_IPV6_PREFIX }
     }
 
-    /// Believes another header: `forwarded` is read as RFC 7239 says, any other as a list of
-    /// addresses, or a single one.
+    /// Reads another header: `forwarded` as in RFC 7239, any other as one address or a list.
     ///
-    /// It must be a header that every trusted proxy sets or adds to. One that a proxy lets through
-    /// unchanged is written by the client.
+    /// Every trusted proxy must set it or add to it. A header that a proxy forwards unchanged is
+    /// written by the client.
     ///
     /// # Errors
-    /// If it cannot be the name of a header.
+    /// If `name` is not the name of a header.
     pub fn header(mut self, name: &str) -> Result<Self, ClientIpError> {
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         if name.is_empty() || name.len() > 256 || !name.bytes().all(is_name) {
@@ -122,10 +119,10 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// How many bits IPv6 addresses of one client have in common; 64 unless told otherwise.
+    /// Sets the bits that the IPv6 addresses of one client share; 64 by default.
     ///
     /// # Errors
-    /// If it is not 32 to 128.
+    /// If `bits` is not 32 to 128.
     pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, ClientIpError> {
         if !(32..=128).contains(&bits) {
             return Err(ClientIpError::Prefix(bits));
@@ -134,22 +131,22 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// Which header is believed, in lower case.
+    /// The header that is read, in lower case.
     pub fn header_name(&self) -> &str {
         &self.header
     }
 
-    /// How many bits IPv6 addresses of one client have in common.
+    /// The bits that the IPv6 addresses of one client share.
     pub fn prefix(&self) -> u8 {
         self.ipv6_prefix
     }
 
-    /// Who is trusted.
+    /// The trusted proxies.
     pub fn trusted(&self) -> &TrustedProxies {
         &self.trusted
     }
 
-    /// Whether `peer` may say who the client is, and what it asked for.
+    /// Whether `peer` is a trusted proxy, so that its headers count.
     pub fn trusts(&self, peer: IpAddr) -> bool {
         self.trusted.contains(peer)
     }
@@ -170,12 +167,12 @@ impl ClientIp {
         Client { ip, found, ipv6_prefix: self.ipv6_prefix }
     }
 
-    /// The same, from a request's headers.
+    /// The client of a request from `peer` with these headers.
     #[cfg(feature = "http")]
     pub fn find_in(&self, peer: IpAddr, headers: &::http::HeaderMap) -> Client {
         let peer = peer.to_canonical();
         if !self.trusts(peer) {
-            // The header need not even be looked for.
+            // Skip the search for the header.
             return Client { ip: peer, found: Found::Peer, ipv6_prefix: self.ipv6_prefix };
         }
         self.find(
@@ -184,7 +181,7 @@ impl ClientIp {
         )
     }
 
-    /// From the nearest hop outwards; `lines` are from the last to the first.
+    /// Reads hops from the nearest outwards; `lines` come last first.
     fn walk<'a>(&self, peer: IpAddr, lines: impl Iterator<Item = &'a [u8]>) -> (IpAddr, Found) {
         let (mut last, mut hops) = (peer, 0);
         for line in lines {
@@ -210,12 +207,11 @@ impl ClientIp {
     }
 }
 
-/// Whose budget an address belongs to: its text is the key.
+/// The addresses that share a budget with `ip`; the text of the result is the key.
 ///
-/// IPv4 addresses stand for themselves, in whatever way they came: as IPv6 (`::ffff:192.0.2.7`), or
-/// through a translator with the well-known prefix (`64:ff9b::192.0.2.7`), which would otherwise
-/// put all of them together. Of IPv6 addresses only the first `prefix` bits count, because who has
-/// one has as many as there are after them.
+/// An IPv4 address is a group of its own, also if it is mapped into IPv6 (`::ffff:192.0.2.7`) or
+/// translated with the well-known prefix (`64:ff9b::192.0.2.7`). IPv6 addresses with the same first
+/// `prefix` bits are one group, because one client usually owns all of them.
 ///
 /// ```
 /// use tidegate::http::group;
@@ -242,7 +238,7 @@ pub fn group(ip: IpAddr, prefix: u8) -> Group {
 pub enum Group {
     /// One address.
     V4(Ipv4Addr),
-    /// All that begin with so many bits.
+    /// All addresses with the same first bits, and the number of these bits.
     V6(Ipv6Addr, u8),
 }
 

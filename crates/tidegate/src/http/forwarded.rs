@@ -1,12 +1,12 @@
-//! The hops that proxies wrote down, read from the right: the nearest first.
+//! Parses the hops in forwarding headers from the right: the nearest first.
 //!
-//! Each proxy adds to the right, so what stands on the right was written by those who are trusted,
-//! and what stands on the left by anybody. Reading from the right means that nothing on the left
-//! can change how the right is read: a quote that never ends, for instance.
+//! Each proxy appends on the right, so trusted proxies have written the right side, and the left
+//! side can be forged. A parser that starts on the right cannot be confused by the left side, such
+//! as by an unterminated quote.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The most bytes of one hop that are looked at. Longer is not an address.
+/// The most bytes of one hop: a longer one is not an address.
 const MAX_HOP_BYTES: usize = 1024;
 
 /// How a header lists its hops.
@@ -18,8 +18,8 @@ pub(super) enum Syntax {
     Forwarded,
 }
 
-/// Takes the last hop off a line: the hop, and what stands before the comma, if there is one.
-/// `None` if no end of it is found.
+/// Splits the last hop off a line: the hop, and what is before the comma, if there is one. `None` if
+/// the hop has no end.
 pub(super) fn last_hop(line: &[u8], syntax: Syntax) -> Option<(&[u8], Option<&[u8]>)> {
     let mut quoted = false;
     for (read, index) in (0..line.len()).rev().enumerate() {
@@ -35,12 +35,12 @@ pub(super) fn last_hop(line: &[u8], syntax: Syntax) -> Option<(&[u8], Option<&[u
     (!quoted).then_some((line, None))
 }
 
-/// Whether an odd number of backslashes stands before.
+/// Whether the text ends with an odd number of backslashes.
 fn is_escaped(before: &[u8]) -> bool {
     before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
-/// The address of a hop, if it is one: not `unknown`, not a name that hides it, not anything else.
+/// The address of a hop; `None` for `unknown`, obfuscated names and anything else.
 pub(super) fn address(hop: &[u8], syntax: Syntax) -> Option<IpAddr> {
     let text = trim(std::str::from_utf8(hop).ok()?);
     match syntax {
@@ -49,7 +49,7 @@ pub(super) fn address(hop: &[u8], syntax: Syntax) -> Option<IpAddr> {
     }
 }
 
-/// Spaces and tabs, and no other blanks: a header has no others.
+/// Trims spaces and tabs, the only blanks in a header.
 fn trim(text: &str) -> &str {
     text.trim_matches([' ', '\t'])
 }
@@ -67,7 +67,7 @@ fn for_of(element: &str) -> Option<String> {
         }
         let (value, after) = value(after)?;
         if name.eq_ignore_ascii_case("for") && found.replace(value).is_some() {
-            return None; // Which of them?
+            return None; // ambiguous
         }
         match trim(after).strip_prefix(';') {
             // A semicolon at the end is common.
@@ -79,8 +79,8 @@ fn for_of(element: &str) -> Option<String> {
     }
 }
 
-/// A value, quoted or not, and what follows it. Unquoted ones may have colons and brackets, which
-/// they should not: some proxies write so.
+/// A value, quoted or not, and the rest. Unquoted values may contain colons and brackets, against
+/// the RFC, because some proxies write them.
 fn value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(';').unwrap_or(text.len());
@@ -105,8 +105,8 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// An address with or without port, brackets and zone. A port may have a name that hides it, where
-/// the header allows that.
+/// An address with or without port, brackets and zone. A port may be obfuscated where the header
+/// allows that.
 fn node(text: &str, hidden_port: bool) -> Option<IpAddr> {
     if let Some(inner) = text.strip_prefix('[') {
         let (inner, after) = inner.split_once(']')?;
@@ -116,7 +116,7 @@ fn node(text: &str, hidden_port: bool) -> Option<IpAddr> {
         return v6(inner).map(|v6| IpAddr::V6(v6).to_canonical());
     }
     let address = match text.split_once(':') {
-        // With two colons it is IPv6 without brackets, and has no port.
+        // Two colons: IPv6 without brackets and port.
         Some((_, rest)) if rest.contains(':') => {
             return v6(text).map(|v6| IpAddr::V6(v6).to_canonical());
         }
@@ -127,7 +127,7 @@ fn node(text: &str, hidden_port: bool) -> Option<IpAddr> {
     address.parse().ok().map(IpAddr::V4)
 }
 
-/// An address whose zone is dropped: it means something only on the machine that wrote it.
+/// An address without its zone, which is valid only on the machine that wrote it.
 fn v6(text: &str) -> Option<Ipv6Addr> {
     let address = match text.split_once('%') {
         Some((address, zone))

@@ -1,19 +1,19 @@
-//! What happens to a request that lacks the key of a limit.
+//! The policy for requests without the key of a limit.
 
-/// What happens to a request that lacks what a rule is by. An empty value is a missing one.
+/// What happens to a request without the key of a rule. An empty value counts as missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Missing {
     /// All such requests share one budget.
     #[default]
     Share,
-    /// The rule does not apply to them.
+    /// The rule does not apply.
     Skip,
-    /// They are denied.
+    /// The request is denied.
     Deny,
 }
 
 impl Missing {
-    /// The word for it in files.
+    /// The word used in configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Missing::Share => "share",

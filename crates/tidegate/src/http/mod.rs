@@ -1,10 +1,10 @@
-//! What every way in over HTTP must agree on: who asks, and for what.
+//! HTTP for rate limits: the client's address, the path of a request, and the headers and bodies of
+//! decisions.
 //!
-//! Two questions decide whether a limit can be walked around. *Whose address is it?* [`ClientIp`]
-//! finds the client behind proxies that are trusted, and believes nobody else. *Which path is it?*
-//! [`normal_path`] gives all spellings of one path the same text, and [`PathPolicy`] refuses
-//! targets that servers read as different paths. The library, the server and the proxy answer both
-//! here.
+//! A limit must not be bypassed by a forged address or by another spelling of a path. [`ClientIp`]
+//! finds the client behind trusted proxies. [`normal_path`] gives all spellings of a path the same
+//! text, and [`PathPolicy`] refuses targets that servers read as different paths. [`headers`] and
+//! [`denial`] write responses. The tower layer, the server and the proxy share this module.
 
 mod authorization;
 mod client;

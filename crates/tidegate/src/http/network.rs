@@ -4,14 +4,14 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// The most networks a list may have. They are looked at one after the other, for every request.
+/// The most networks in a list: each request is compared with all of them.
 pub const MAX_NETWORKS: usize = 1024;
 
-/// All addresses that begin with the same bits.
+/// All addresses with the same first bits.
 ///
-/// An address alone is a network of one. Bits after the prefix are ignored: `10.1.2.3/8` is
-/// `10.0.0.0/8`. IPv4 addresses that are written as IPv6 are IPv4: `::ffff:10.0.0.0/104` is
-/// `10.0.0.0/8`, and `::/0` has no IPv4 address in it.
+/// An address without a prefix is a network of one. Bits after the prefix are ignored: `10.1.2.3/8` is
+/// `10.0.0.0/8`. IPv4 addresses mapped into IPv6 are IPv4: `::ffff:10.0.0.0/104` is
+/// `10.0.0.0/8`, and `::/0` contains no IPv4 address.
 ///
 /// ```
 /// use tidegate::http::Network;
@@ -23,37 +23,37 @@ pub const MAX_NETWORKS: usize = 1024;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Network {
-    /// With zeros after the prefix.
+    /// The bits after the prefix are zero.
     base: IpAddr,
     prefix: u8,
 }
 
-/// What is wrong with a network.
+/// Why a text is not a network, or a list is too long.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// It does not begin with an address.
+    /// The text does not start with an address.
     #[error("network {0:?}: expected an address or a network such as 10.0.0.0/8 or 2001:db8::/32")]
     Address(String),
-    /// Its prefix is not a number, or too long for its address.
+    /// The prefix is not a number or is too long for the address.
     #[error("network {text:?}: expected a prefix of 0 to {longest} bits")]
     Prefix {
-        /// As it was written.
+        /// The text.
         text: String,
         /// The longest prefix of such an address.
         longest: u8,
     },
-    /// There are more than can be looked at for every request.
+    /// The list has too many networks.
     #[error("{0} networks: expected at most {MAX_NETWORKS}")]
     TooMany(usize),
 }
 
 impl Network {
-    /// The network of `address` with a prefix of so many bits; a prefix that is too long means the
-    /// address alone.
+    /// The network of `address` with a prefix of this many bits; a longer prefix than the address has
+    /// counts as the full address.
     pub fn new(address: IpAddr, prefix: u8) -> Self {
         let (address, prefix) = match (address, address.to_canonical()) {
-            // The first 96 bits say that it is IPv4; a shorter prefix is one of IPv6.
+            // The first 96 bits mark it as IPv4; a shorter prefix is one of IPv6.
             (IpAddr::V6(_), v4 @ IpAddr::V4(_)) if prefix >= 96 => (v4, prefix - 96),
             (address, _) => (address, prefix),
         };
@@ -70,7 +70,7 @@ impl Network {
         }
     }
 
-    /// Whether `address` is in it.
+    /// Whether `address` is in the network.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.base, address.to_canonical()) {
             (IpAddr::V4(base), IpAddr::V4(v4)) => {
@@ -83,18 +83,18 @@ impl Network {
         }
     }
 
-    /// Its first address.
+    /// The first address.
     pub fn address(&self) -> IpAddr {
         self.base
     }
 
-    /// How many bits its addresses have in common.
+    /// The number of bits that all addresses share.
     pub fn prefix(&self) -> u8 {
         self.prefix
     }
 }
 
-/// Ones where the prefix is.
+/// A mask with ones in the prefix.
 pub(super) fn mask_v6(prefix: u8) -> u128 {
     u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0)
 }
@@ -130,10 +130,10 @@ impl fmt::Display for Network {
     }
 }
 
-/// Whose word about the client's address is believed: nobody's, unless networks are listed.
+/// The proxies whose forwarding headers count; none by default.
 ///
-/// `loopback` stands for this machine, `private` for the networks that are not routed on the
-/// internet, this machine among them.
+/// `loopback` is this machine, `private` the networks that are not routed on the internet, including
+/// this machine.
 ///
 /// ```
 /// use tidegate::http::TrustedProxies;
@@ -160,15 +160,15 @@ const PRIVATE: [&str; 8] = [
 ];
 
 impl TrustedProxies {
-    /// Nobody.
+    /// No proxies.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Reads a list in which each piece is a network, an address, `loopback` or `private`.
+    /// Reads a list of networks, addresses, `loopback` and `private`.
     ///
     /// # Errors
-    /// The first piece that is none of them.
+    /// The first item that is none of them.
     pub fn read<T: AsRef<str>>(pieces: impl IntoIterator<Item = T>) -> Result<Self, NetworkError> {
         let mut networks = Vec::new();
         for piece in pieces {
@@ -185,12 +185,12 @@ impl TrustedProxies {
         Self::try_from(networks)
     }
 
-    /// Whether `address` is one of them.
+    /// Whether `address` is a trusted proxy.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| network.contains(address))
     }
 
-    /// Whether nobody is trusted.
+    /// Whether no proxy is trusted.
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty()
     }
@@ -215,7 +215,7 @@ impl TryFrom<Vec<Network>> for TrustedProxies {
 impl FromStr for TrustedProxies {
     type Err = NetworkError;
 
-    /// A list with commas or spaces between.
+    /// Reads a list with commas or spaces between its items.
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         Self::read(text.split([',', ' ']).filter(|piece| !piece.trim().is_empty()))
     }
@@ -226,8 +226,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_are_read_and_written() {
-        // what is written => the same in short, or what is wrong
+    fn networks_parse_and_display() {
+        // text => its short form, or a part of the error
         for (text, expected) in [
             ("10.0.0.0/8", "10.0.0.0/8"),
             ("10.1.2.3/8", "10.0.0.0/8"),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_end_where_their_bits_do() {
+    fn a_network_contains_the_addresses_with_its_prefix() {
         for (network, address, expected) in [
             ("10.0.0.0/8", "10.255.255.255", true),
             ("10.0.0.0/8", "11.0.0.0", false),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_know_a_few_words_and_an_end() {
+    fn lists_accept_loopback_and_private_and_have_a_maximum() {
         let trusted: TrustedProxies = "192.0.2.0/24,  private".parse().unwrap();
         for address in
             ["192.0.2.1", "127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1", "fe80::1"]

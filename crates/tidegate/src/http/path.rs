@@ -1,9 +1,9 @@
-//! Which targets a rule can judge: those that every server reads as the same path.
+//! The policy for ambiguous paths: rules match only targets that every server reads as the same path.
 //!
-//! A rule must judge the path that the service will see. Servers differ: nginx, Flask and Go read
-//! `/v1%2fsearch` as `/v1/search`, Node reads `/v1\search` as that, Tomcat reads
-//! `/v1/chat/..;/search` as that, and others read none of them so. A target that can be read in two
-//! ways is refused, or rewritten so that there is one way left.
+//! A rule must match the path that the service will see. Servers differ: nginx, Flask and Go read
+//! `/v1%2fsearch` as `/v1/search`, Node reads `/v1\search` and Tomcat `/v1/chat/..;/search` as that
+//! path, and others do not. An ambiguous target is refused, or rewritten to the one reading that is
+//! left.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,7 +13,7 @@ use super::target::{
     MAX_PATH_BYTES, TargetTooLong, escaped, is_normal, normal_path, without_parameters,
 };
 
-/// What becomes of a path with an escaped slash, `%2F`.
+/// What happens to a path with an escaped slash, `%2F`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum EscapedSlashes {
     /// The request is refused.
@@ -21,23 +21,24 @@ pub enum EscapedSlashes {
     Reject,
     /// `%2F` becomes `/`, for the rules and for the service.
     Decode,
-    /// It stays, and so does `%5C`. The service must not read it as a slash.
+    /// `%2F` stays, and so does `%5C`. The service must not read it as a slash.
     Keep,
 }
 
-/// What becomes of a path with a segment `.` or `..`, also escaped or with parameters (`..;a=1`).
+/// What happens to a path with a segment `.` or `..`, also escaped or with parameters (`..;a=1`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum DotSegments {
     /// The request is refused.
     #[default]
     Reject,
-    /// They are resolved, for the rules and for the service.
+    /// The segments are resolved, for the rules and for the service.
     Resolve,
-    /// They stay. Rules see the resolved path, and the service must resolve it in the same way.
+    /// The segments stay. Rules see the resolved path, and the service must resolve it in the same
+    /// way.
     Keep,
 }
 
-/// Which targets are refused because servers read them as different paths.
+/// Which targets are refused or rewritten because servers read them as different paths.
 ///
 /// A backslash and an escaped NUL are always refused; `%5C` is, unless escaped slashes are kept.
 ///
@@ -52,18 +53,18 @@ pub enum DotSegments {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PathPolicy {
-    /// `%2F`.
+    /// The policy for `%2F`.
     pub escaped_slashes: EscapedSlashes,
-    /// `.` and `..`.
+    /// The policy for `.` and `..`.
     pub dot_segments: DotSegments,
 }
 
-/// A target that rules can judge.
+/// A target that rules can match.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Target<'a> {
-    /// The target with its query, as the service must get it.
+    /// The target with its query, as it must be sent to the service.
     pub sent: Cow<'a, str>,
-    /// The [normal form](normal_path) of its path, which rules judge.
+    /// The [normal form](normal_path) of its path, for the rules.
     pub path: Cow<'a, str>,
 }
 
@@ -71,30 +72,30 @@ pub struct Target<'a> {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusedPath {
-    /// It is longer than [`MAX_PATH_BYTES`].
+    /// The path is longer than [`MAX_PATH_BYTES`].
     #[error(transparent)]
     TooLong(#[from] TargetTooLong),
-    /// It has an escaped slash.
+    /// The path has an escaped slash.
     #[error(
         "path {0:?} has an escaped slash (%2F), which some servers read as a slash: expected a path without one"
     )]
     EscapedSlash(String),
-    /// It has a backslash, escaped or not.
+    /// The path has a backslash, escaped or not.
     #[error(
         "path {0:?} has a backslash, which some servers read as a slash: expected a path without one"
     )]
     Backslash(String),
-    /// It has an escaped NUL.
+    /// The path has an escaped NUL.
     #[error("path {0:?} has a NUL (%00), at which some servers end: expected a path without one")]
     Nul(String),
-    /// It has a segment `.` or `..`.
+    /// The path has a segment `.` or `..`.
     #[error("path {0:?} has a segment \".\" or \"..\": expected the path that it leads to")]
     DotSegment(String),
 }
 
-/// What a look at a path has found.
+/// The ambiguous parts of a path.
 #[derive(Default)]
-struct Seen {
+struct Ambiguities {
     escaped_slash: bool,
     backslash: bool,
     escaped_backslash: bool,
@@ -102,13 +103,13 @@ struct Seen {
 }
 
 impl PathPolicy {
-    /// Lets every target pass as it is, and judges its normal form. The service must read paths in
-    /// that way.
+    /// The policy that keeps every target unchanged. The service must read paths in their normal
+    /// form, as the rules do.
     pub const KEEP: PathPolicy =
         PathPolicy { escaped_slashes: EscapedSlashes::Keep, dot_segments: DotSegments::Keep };
 
-    /// Reads a target as it stands in the first line of a request: `/path?query`, or `*`. Several
-    /// slashes at its beginning become one, for `//host/path` names a host to some.
+    /// Reads the target of a request line: `/path?query`, or `*`. Several slashes at its start become
+    /// one, because some servers read `//host/path` as a host.
     ///
     /// # Errors
     /// If its path is refused, or longer than [`MAX_PATH_BYTES`].
@@ -130,9 +131,9 @@ impl PathPolicy {
         Ok(Target { sent: Cow::Owned(sent + rest), path })
     }
 
-    /// The path as the service must get it.
+    /// The path to send to the service.
     fn rewritten<'a>(&self, path: &'a str) -> Result<Cow<'a, str>, RefusedPath> {
-        let seen = Seen::of(path);
+        let seen = Ambiguities::of(path);
         let keeps = self.escaped_slashes == EscapedSlashes::Keep;
         if seen.backslash || seen.escaped_backslash && !keeps {
             return Err(RefusedPath::Backslash(shown(path)));
@@ -153,7 +154,7 @@ impl PathPolicy {
                 return Err(RefusedPath::DotSegment(shown(path)));
             }
             DotSegments::Resolve if segments(&sent).any(is_dots) => {
-                // Behind an escaped slash that stays, nobody knows what they lead to.
+                // After an escaped slash that stays, their target is ambiguous.
                 let resolved = resolved(&sent);
                 if segments(&resolved).any(is_dots) {
                     return Err(RefusedPath::DotSegment(shown(path)));
@@ -169,9 +170,9 @@ impl PathPolicy {
     }
 }
 
-impl Seen {
+impl Ambiguities {
     fn of(path: &str) -> Self {
-        let (bytes, mut seen) = (path.as_bytes(), Seen::default());
+        let (bytes, mut seen) = (path.as_bytes(), Ambiguities::default());
         for (index, byte) in bytes.iter().enumerate() {
             match (byte, escaped(bytes, index)) {
                 (b'\\', _) => seen.backslash = true,
@@ -185,7 +186,7 @@ impl Seen {
     }
 }
 
-/// The segments of a path for a server that reads every kind of slash as one.
+/// The segments of a path for a server that reads every kind of slash as a slash.
 fn segments(path: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(path);
     std::iter::from_fn(move || {
@@ -205,7 +206,7 @@ fn segments(path: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether a segment is `.` or `..` after one decoding, whatever parameters it has.
+/// Whether a segment without its parameters is `.` or `..` after one decoding.
 fn is_dots(segment: &str) -> bool {
     let segment = without_parameters(segment).as_bytes();
     let (mut index, mut dots) = (0, 0);
@@ -225,8 +226,7 @@ fn with_slashes(path: &str) -> String {
     path.replace("%2F", "/").replace("%2f", "/")
 }
 
-/// The path without `.` and `..`, as its normal form is without them; every other segment as it
-/// was.
+/// The path with `.` and `..` resolved as in its normal form, and all other segments unchanged.
 fn resolved(path: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let mut ends_with_slash = false;
@@ -259,7 +259,7 @@ fn is_parent(dots: &str) -> bool {
     dots.matches('.').count() + dots.matches('%').count() == 2
 }
 
-/// As much of it as an error repeats.
+/// The part of a path that an error repeats.
 fn shown(path: &str) -> String {
     path.chars().take(64).collect()
 }
@@ -355,7 +355,7 @@ mod tests {
             for ((slashes, dots), row) in
                 found.into_iter().zip([reject, decode_resolve, keep_resolve, keep])
             {
-                // What is the same as in the column before is not written again.
+                // An empty column repeats the one before.
                 if row != "=" {
                     expected = row.into();
                 }

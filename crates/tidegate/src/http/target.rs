@@ -1,8 +1,7 @@
-//! Which path and host a request is for, in one spelling.
+//! The normal form of paths and hosts.
 //!
-//! One resource can be asked for in many ways. A limit that looks at the text as it came is walked
-//! around with `/v1/%73earch`, `//v1/search` or `/v1/x/../search`. So rules are matched, and
-//! budgets are named, by one normal form.
+//! One resource has many spellings, and `/v1/%73earch`, `//v1/search` or `/v1/x/../search` would
+//! bypass a limit that compares text. So rules match normal forms, and keys contain normal forms.
 
 use std::borrow::Cow;
 
@@ -11,33 +10,33 @@ pub const MAX_PATH_BYTES: usize = 8192;
 /// The longest host with its port, in bytes.
 pub const MAX_HOST_BYTES: usize = 512;
 
-/// A path or host that is longer than anybody needs: the request should be refused, not let pass.
+/// A path or host is too long: refuse the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a {what} of {bytes} bytes: expected at most {longest}")]
 pub struct TargetTooLong {
-    /// Which of them.
+    /// `path` or `host`.
     pub what: &'static str,
-    /// How long it is.
+    /// The length in bytes.
     pub bytes: usize,
-    /// How long it may be.
+    /// The longest valid length in bytes.
     pub longest: usize,
 }
 
 /// The normal form of a path.
 ///
-/// - What follows `?` or `#` is cut off. An empty path is `/`, and a path without a slash before it
-///   is given one; `*` stays.
-/// - A character has one spelling: letters, digits and ``-._~!$&'()*+,=:@`` stand for themselves,
-///   everything else is `%XX` in capitals. So `%73` is `s`, `%3a` is `:`, and `é` is `%C3%A9`. A
-///   `%` that begins nothing is `%25`.
-/// - An encoded slash stays encoded: it is no slash. Nothing is decoded twice: `%252e` stays.
-///   [`PathPolicy`](super::PathPolicy) refuses what servers read in different ways.
-/// - What follows `;` or `%3B` in a segment is cut off: some servers ignore it.
+/// - `?`, `#` and what follows are removed. An empty path is `/`, and a path without a leading slash
+///   gets one; `*` stays.
+/// - A character has one spelling: letters, digits and ``-._~!$&'()*+,=:@`` are literal, everything
+///   else is `%XX` in capitals. So `%73` is `s`, `%3a` is `:`, and `é` is `%C3%A9`. A
+///   `%` that starts no escape is `%25`.
+/// - An encoded slash stays encoded, because it is not a slash. Nothing is decoded twice: `%252e`
+///   stays. [`PathPolicy`](super::PathPolicy) refuses what servers read in different ways.
+/// - `;` or `%3B` and what follows in a segment are removed, because some servers ignore them.
 /// - Several slashes are one. Then `.` and `..` are resolved, which never leaves the root. A slash
 ///   at the end stays.
-/// - Capitals stay as they are: most servers tell them apart.
+/// - Upper and lower case differ, as on most servers.
 ///
-/// The normal form of a normal form is itself.
+/// A normal form is its own normal form.
 ///
 /// # Errors
 /// If the path is longer than [`MAX_PATH_BYTES`].
@@ -85,11 +84,11 @@ pub(super) fn without_parameters(segment: &str) -> &str {
     (0..bytes.len()).find(starts).map_or(segment, |end| &segment[..end])
 }
 
-/// Most paths are as they should be, and need no copy.
+/// Whether a path is in normal form already, so that it needs no copy.
 pub(super) fn is_normal(path: &str) -> bool {
     let mut before = b' ';
     for byte in path.bytes() {
-        // After a slash, another one or a dot may mean something; so may `%` and `;` anywhere.
+        // A slash or a dot after a slash needs normalising, and so do `%` and `;` anywhere.
         let plain = stands_for_itself(byte) && !(byte == b'.' && before == b'/');
         if !(plain || byte == b'/' && before != b'/') {
             return false;
@@ -103,7 +102,7 @@ fn stands_for_itself(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,=:@".contains(&byte)
 }
 
-/// Writes each character of a segment in its one spelling.
+/// Appends each character of a segment in its normal spelling.
 fn spell(segment: &str, out: &mut String) {
     let bytes = segment.as_bytes();
     let mut index = 0;
@@ -122,7 +121,7 @@ fn spell(segment: &str, out: &mut String) {
     }
 }
 
-/// The byte that an escape at this place stands for.
+/// The byte of the escape at this index.
 pub(super) fn escaped(bytes: &[u8], index: usize) -> Option<u8> {
     match bytes.get(index..)? {
         [b'%', high, low, ..] => digit(*high).zip(digit(*low)).map(|(high, low)| high * 16 + low),
@@ -150,7 +149,7 @@ pub fn normal_host(host: &str) -> Result<Cow<'_, str>, TargetTooLong> {
         return Err(TargetTooLong { what: "host", bytes: host.len(), longest: MAX_HOST_BYTES });
     }
     let host = host.trim();
-    // The port follows the last colon; an address in brackets has colons of its own.
+    // The port follows the last colon outside of brackets.
     let host = match host.rsplit_once(':') {
         Some((name, port))
             if port.bytes().all(|byte| byte.is_ascii_digit())

@@ -1,5 +1,5 @@
-//! How much several nodes together may let pass beyond the limit, in every mode, over random
-//! histories with faults: the bounds of `docs/guarantees.md`.
+//! How much several nodes together may allow beyond the limit, in every mode, over random histories
+//! with faults: the bounds of `docs/guarantees.md`.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tidegate::{Algorithm, Check, Limit, ManualClock, Source, Store};
 use super::{Remote, limits, node};
 use crate::conformance::Random;
 
-/// One request that passed.
+/// One allowed request.
 #[derive(Clone, Copy, Debug)]
 struct Passed {
     at_us: u64,
@@ -27,9 +27,8 @@ struct History {
 
 const KEY: &str = "key";
 
-/// Some nodes over one store, random requests, and lines that fall silent, lose answers and fail,
-/// all of it from one seed. At the end all is well again, and it is checked that everybody notices
-/// and nothing is missing.
+/// Runs nodes over one store from one seed, with random requests and connections that stop, lose
+/// answers and fail. At the end all faults are over, and every node must notice and lose nothing.
 async fn history(sync: SyncMode, limit: &str, seed: u64, faults: bool) -> History {
     let mut random = Random(seed);
     let clock = ManualClock::with_runtime();
@@ -106,8 +105,7 @@ async fn history(sync: SyncMode, limit: &str, seed: u64, faults: bool) -> Histor
 }
 
 impl History {
-    /// The most that passed beyond what the limit allows, over all spans; of those whose source is
-    /// one of these.
+    /// The most units allowed beyond the limit over all spans, of requests with one of these sources.
     fn beyond(&self, of: &[Source]) -> u64 {
         let mut passed: Vec<Passed> =
             self.passed.iter().copied().filter(|one| of.contains(&one.source)).collect();
@@ -149,7 +147,7 @@ const LIMITS: &[&str] = &["300/s window", "300/s", "2000/s burst 500", "1000/s w
 const SEEDS: u64 = 25;
 
 #[tokio::test(start_paused = true)]
-async fn direct_lets_nothing_pass_beyond_the_limit_but_what_nodes_alone_let_pass() {
+async fn direct_mode_exceeds_the_limit_only_by_fallback_decisions() {
     for seed in 0..SEEDS {
         for limit in LIMITS {
             let history = history(SyncMode::Direct, limit, seed, true).await;
@@ -164,7 +162,7 @@ async fn direct_lets_nothing_pass_beyond_the_limit_but_what_nodes_alone_let_pass
 }
 
 #[tokio::test(start_paused = true)]
-async fn leases_move_no_more_in_time_than_all_nodes_may_hold() {
+async fn leases_move_at_most_what_all_nodes_may_hold() {
     let mut resilient = 0;
     for seed in 0..SEEDS {
         for limit in LIMITS {
@@ -188,7 +186,7 @@ async fn leases_move_no_more_in_time_than_all_nodes_may_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn async_lets_pass_no_more_than_the_cap_of_each_other_node() {
+async fn async_mode_exceeds_the_limit_at_most_by_the_cap_of_each_other_node() {
     let mut resilient = 0;
     for seed in 0..SEEDS {
         for limit in LIMITS {

@@ -1,5 +1,5 @@
-//! A store that is slow, silent or gone: an answer in time, marked and counted, and back again
-//! soon.
+//! A slow, unresponsive or unreachable store: decisions in time, marked and counted, and a fast
+//! recovery.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{Remote, ask, limits, node};
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_within_half_a_second() {
+async fn an_open_breaker_avoids_delays_and_closes_within_half_a_second() {
     let clock = ManualClock::with_runtime();
     let remote = Remote::new(&clock);
     let changes = Arc::new(AtomicUsize::new(0));
@@ -47,8 +47,7 @@ async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_withi
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(back.elapsed() <= Duration::from_millis(500), "back after {:?}", back.elapsed());
-    // And from then on everything: on a real machine single answers may be late at any time, here
-    // none is.
+    // From then on the store decides every check: no answer is late on a simulated clock.
     for _ in 0..1000 {
         assert_eq!(ask(&resilient, "k", &limits, 1).await.source(), Source::Store);
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -58,17 +57,16 @@ async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_withi
     assert!(stats.fallback_allowed > 1000 && stats.not_called >= 1000);
 }
 
-/// Requests that come one behind the other, as those of a pipeline do, wait for a stalled store
-/// once, and not each for itself.
+/// Consecutive requests, as of a pipeline, wait for a stalled store once and not each by itself.
 #[tokio::test(start_paused = true)]
-async fn only_those_who_notice_a_stall_first_wait_for_it() {
+async fn only_the_first_requests_wait_for_a_stalled_store() {
     let clock = ManualClock::with_runtime();
     let limits = limits("1000000/s");
     for sync in [SyncMode::Direct, SyncMode::Lease, SyncMode::Async] {
         let remote = Remote::new(&clock);
         let resilient = node(&remote, &clock, 2, 7).async_cap(1).build();
         let policy = Policy { sync, ..Policy::default() };
-        // So much that a lease is soon spent.
+        // Enough requests to use up a lease.
         let check = Check::new().policy(policy).charge("k", &limits, 2000);
         for _ in 0..50 {
             assert!(resilient.decide(&check).await.unwrap().allowed());
@@ -91,7 +89,7 @@ async fn only_those_who_notice_a_stall_first_wait_for_it() {
             alone > 0 && waited <= 2,
             "{sync:?}: {waited} waited, {alone} were answered without the store"
         );
-        // Those who listen hear it as soon as it speaks.
+        // The unresponsive probe notices the first answer.
         remote.silent(false);
         let back = Instant::now();
         while resilient.decide(&check).await.unwrap().source() == Source::Fallback {
@@ -107,7 +105,7 @@ async fn only_those_who_notice_a_stall_first_wait_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_stalls_now_and_then_changes_nothing_but_the_answers_of_that_moment() {
+async fn short_stalls_change_only_the_decisions_made_during_them() {
     let clock = ManualClock::with_runtime();
     let remote = Remote::new(&clock);
     let resilient = node(&remote, &clock, 1, 7).build();
@@ -144,7 +142,7 @@ async fn each_charge_has_its_policy() {
         }
         assert_eq!(passed, allowed, "{on_failure:?}");
     }
-    // What only looks does not pass uncharged.
+    // A peek does not count as allowed without a charge.
     let policy = Policy { on_failure: Some(OnFailure::Open), ..Policy::default() };
     assert!(
         resilient
@@ -157,7 +155,7 @@ async fn each_charge_has_its_policy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_calls_than_allowed_are_under_way() {
+async fn calls_in_flight_are_bounded() {
     let clock = ManualClock::with_runtime();
     let remote = Remote::new(&clock);
     let resilient = node(&remote, &clock, 1, 7).max_in_flight(10).build();
@@ -177,9 +175,9 @@ async fn no_more_calls_than_allowed_are_under_way() {
     assert_eq!((from_store, stats.overloads, stats.in_flight), (10, 90, 0));
 }
 
-/// Nobody is told that something was given back which was not.
+/// Only the store can confirm that something was given back.
 #[tokio::test(start_paused = true)]
-async fn giving_back_to_a_store_that_is_gone_is_an_error() {
+async fn giving_back_to_an_unreachable_store_is_an_error() {
     let clock = ManualClock::with_runtime();
     let remote = Remote::new(&clock);
     let resilient = node(&remote, &clock, 1, 7).build();

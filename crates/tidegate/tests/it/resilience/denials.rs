@@ -1,5 +1,4 @@
-//! What was denied a moment ago is denied here, as long as that is certain, and not a moment
-//! longer.
+//! The deny cache: a denial is answered here until its wait is over, and not longer.
 
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use super::{Remote, ask, limits, node};
 use crate::conformance::Random;
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_is_repeated_without_asking_until_its_wait_is_over() {
+async fn a_cached_denial_holds_until_its_wait_is_over() {
     let clock = ManualClock::with_runtime();
     let remote = Remote::new(&clock);
     let resilient = node(&remote, &clock, 1, 1).build();
@@ -27,19 +26,19 @@ async fn a_denial_is_repeated_without_asking_until_its_wait_is_over() {
         wait <= first_wait - 300_000 + 1000 && wait >= first_wait - 300_000,
         "{first_wait} then {wait}"
     );
-    // What costs more waits longer, by as long as the difference takes.
+    // A higher cost waits longer, by the time the difference takes.
     let dearer = ask(&resilient, "k", &limits, 7).await;
     assert_eq!((dearer.retry(), remote.calls()), (Retry::After(wait + 200_000), calls));
-    // What costs less is asked.
+    // A lower cost is sent to the store.
     assert!(!ask(&resilient, "k", &limits, 4).await.allowed());
     assert_eq!(remote.calls(), calls + 1);
-    // And when the time has come, it passes.
+    // After the wait it is allowed.
     tokio::time::sleep(Duration::from_micros(wait)).await;
     assert!(ask(&resilient, "k", &limits, 5).await.allowed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_gives_back_or_changes_the_limit_ends_it() {
+async fn giving_back_or_changing_the_limit_clears_a_cached_denial() {
     let clock = ManualClock::with_runtime();
     let remote = Remote::new(&clock);
     let resilient = node(&remote, &clock, 1, 1).build();
@@ -72,7 +71,7 @@ async fn denials_that_are_charged_reach_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_charges_of_a_denied_check_are_told() {
+async fn a_cached_denial_has_the_fields_of_all_charges() {
     let clock = ManualClock::with_runtime();
     let remote = Remote::new(&clock);
     let resilient = node(&remote, &clock, 1, 1).build();
@@ -93,7 +92,7 @@ async fn all_charges_of_a_denied_check_are_told() {
     assert_eq!(here.binding_index(), 0);
 }
 
-/// Whatever is denied here would be denied there: one node, any limit, any cost, random times.
+/// The store would deny what the node denies: one node, any limit, any cost, random times.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_denied_that_the_store_would_allow() {
     let all = [
@@ -115,8 +114,7 @@ async fn nothing_is_denied_that_the_store_would_allow() {
         let resilient = node(&remote, &clock, 1, seed).build();
         let mut here = 0;
         for _ in 0..300 {
-            // A key of its own for each limit: if limits take turns on one, the wait of a denial
-            // may be longer than it must be.
+            // One key per limit: if limits alternate on a key, the wait of a denial may be too long.
             let key = *random.pick::<&str>(&all);
             let limits = limits(key);
             let cost = random.below(5);
@@ -132,8 +130,8 @@ async fn nothing_is_denied_that_the_store_would_allow() {
                 && decision.source() == Source::Store
                 && random.below(2) == 0
             {
-                // The answer took half of the delay: to the very moment at which the store would
-                // allow it, or a little beside it.
+                // The answer took half of the delay: to the exact time at which the store would allow
+                // it, or close to it.
                 pause = (wait + random.below(3)).saturating_sub(delay / 2 + random.below(2));
             }
             tokio::time::sleep(Duration::from_micros(pause)).await;
@@ -143,7 +141,7 @@ async fn nothing_is_denied_that_the_store_would_allow() {
     assert!(all_here > 200, "only {all_here} were decided here");
 }
 
-/// Many at once: how many passed, what was denied, and how many calls that took.
+/// Sends many checks concurrently: how many were allowed, the denials, and the number of calls.
 async fn all_at_once(
     resilient: &Resilient,
     limits: &Limits,
@@ -168,9 +166,9 @@ async fn all_at_once(
     (passed, denied, remote.calls() - calls)
 }
 
-/// A node that is offered more than is left does not queue it before the store.
+/// Under overload a node does not queue more checks of a key than the store can allow.
 #[tokio::test(start_paused = true)]
-async fn no_more_is_sent_about_a_key_than_it_can_still_give() {
+async fn a_node_sends_no_more_of_a_key_than_can_be_left() {
     let clock = ManualClock::with_runtime();
     clock.advance(Duration::from_secs(1_000_000));
     for limit in ["50/d window", "50/d"] {
@@ -182,7 +180,7 @@ async fn no_more_is_sent_about_a_key_than_it_can_still_give() {
         assert_eq!((passed, denied.len()), (49, 451), "{limit}");
         assert!(calls <= 50, "{limit}: {calls} calls");
     }
-    // A hundred times as much as may pass, for a second.
+    // A hundred times the limit, for a second.
     let remote = Remote::new(&clock);
     let resilient = node(&remote, &clock, 1, 7).build();
     let limits = limits("100/s");
@@ -198,9 +196,9 @@ async fn no_more_is_sent_about_a_key_than_it_can_still_give() {
     assert!(calls <= 2 * passed + 20, "{calls} calls for 10000 requests of which {passed} passed");
 }
 
-/// Whatever costs come together: what was denied would not have fitted.
+/// With any mix of concurrent costs, a denied check would not have fitted.
 #[tokio::test(start_paused = true)]
-async fn what_is_denied_because_of_what_is_under_way_would_not_have_fitted() {
+async fn denials_by_units_in_flight_would_not_have_fitted() {
     let clock = ManualClock::with_runtime();
     clock.advance(Duration::from_secs(1_000_000));
     let mut here = 0;
@@ -213,7 +211,7 @@ async fn what_is_denied_because_of_what_is_under_way_would_not_have_fitted() {
         let mut left = 59;
         for _ in 0..6 {
             if random.below(2) == 0 {
-                // Somebody else takes something of which this node hears later.
+                // Another client charges units that this node does not know of yet.
                 let other = Check::of(Op::Take).charge("k", &limits, random.below(10));
                 left -= remote.another_line().decide(&other).await.unwrap().granted();
             }

@@ -1,5 +1,4 @@
-//! Callers who go away at any moment leave nothing behind: no place among the calls under way, no
-//! units.
+//! A check dropped at any await point leaves nothing behind: no call in flight and no units.
 
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ async fn a_check_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             assert!(ask(&resilient, "far", &far, 5).await.allowed());
-            // Something here and something there; there it is denied, if it comes so far.
+            // One charge is spent here and one in the store, which denies it if the call gets there.
             let both = Check::new()
                 .policy(policy)
                 .charge("near", &near_by, 1)

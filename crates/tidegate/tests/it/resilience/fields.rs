@@ -1,6 +1,5 @@
-//! The fields of a denial that the node answers itself are those that the store would return: the
-//! same calls at the same instants go to a node and to a bare store, and every answer must be the
-//! same.
+//! Cached denials have the fields that the store would return: a node and a bare store get the same
+//! calls at the same times, and all answers must be equal.
 
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use tidegate::{Check, Decision, Limits, ManualClock, Memory, Op, Retry, Source, 
 use super::limits;
 use crate::conformance::Random;
 
-/// A node before a store, and the same store by itself, on one clock.
+/// A node with a store, and a bare store, on one clock.
 struct Pair {
     clock: ManualClock,
     resilient: Resilient,
@@ -31,7 +30,7 @@ impl Pair {
         self.clock.advance(Duration::from_micros(micros));
     }
 
-    /// Asks both, and expects the same answer, whoever gives it.
+    /// Decides on both and expects equal answers from any source.
     async fn ask(&self, check: &Check<'_>) -> Decision {
         let (resilient, bare) =
             (self.resilient.decide(check).await.unwrap(), self.bare.decide(check).unwrap());
@@ -54,7 +53,7 @@ impl Pair {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_debited_after_a_denial_is_in_its_wait() {
+async fn a_debit_after_a_denial_extends_its_wait() {
     let (pair, limits) = (Pair::new(1), limits("3/h burst 2"));
     assert!(pair.op(Op::Check, &limits, 2).await.allowed());
     assert!(!pair.op(Op::Check, &limits, 1).await.allowed());
@@ -64,7 +63,7 @@ async fn what_is_debited_after_a_denial_is_in_its_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cost_that_can_never_pass_one_limit_is_never_allowed_by_several() {
+async fn a_cost_above_the_capacity_of_one_limit_is_never_allowed() {
     let (pair, limits) = (Pair::new(1), limits("9/h window; 4/s"));
     for _ in 0..2 {
         assert!(pair.op(Op::Check, &limits, 4).await.allowed());
@@ -76,10 +75,9 @@ async fn a_cost_that_can_never_pass_one_limit_is_never_allowed_by_several() {
     }
 }
 
-/// The common case costs no call: the same cost, or a higher one, again and again until the wait is
-/// over.
+/// The common case costs no call: the same or a higher cost, repeated until the wait is over.
 #[tokio::test(start_paused = true)]
-async fn a_denied_bucket_or_window_is_not_asked_for_again() {
+async fn a_denied_bucket_or_window_needs_no_further_call() {
     for (text, first) in
         [("100/s", 1), ("7/min burst 3", 1), ("10/s", 4), ("5/s window", 1), ("3/h burst 2", 2)]
     {
@@ -102,7 +100,7 @@ async fn a_denied_bucket_or_window_is_not_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_field_of_every_answer_is_the_one_of_the_bare_store() {
+async fn every_field_of_every_answer_equals_the_bare_store() {
     const LIMITS: &[&str] = &[
         "2/s",
         "3/h burst 2",
@@ -139,8 +137,7 @@ async fn every_field_of_every_answer_is_the_one_of_the_bare_store() {
     let mut here = 0;
     for seed in 0..200 {
         let (pair, mut random) = (Pair::new(seed), Random(seed));
-        // Most histories are of one list of limits; some change it at every call, also under the
-        // name of one rule.
+        // Most histories have one list of limits; some change it at every call, also under one rule.
         let (changes, own) = (seed % 4 == 0, random.pick(&all).clone());
         let mut edges;
         for _ in 0..300 {
@@ -166,7 +163,7 @@ async fn every_field_of_every_answer_is_the_one_of_the_bare_store() {
             let pause = match random.below(8) {
                 0..4 => 0,
                 4 => *random.pick(&[1, 999, 150_000, 333_333, 1_000_000, 61_000_000]),
-                // To the moment at which something happens, or a microsecond beside it.
+                // To the time of the next event, or a microsecond off.
                 _ => (random.pick(&edges).min(&20_000_000_000) + random.below(3)).saturating_sub(1),
             };
             pair.advance_us(pause);
@@ -175,9 +172,9 @@ async fn every_field_of_every_answer_is_the_one_of_the_bare_store() {
     assert!(here > 1000, "only {here} were decided by the node");
 }
 
-/// What is denied because of what is under way has the fields after all of that was charged.
+/// A denial by units in flight has the fields after all of them are charged.
 #[tokio::test(start_paused = true)]
-async fn a_crowd_is_told_what_the_last_of_it_would_be_told() {
+async fn concurrent_denials_have_the_fields_of_the_last_check() {
     for text in ["50/d window", "50/d", "7/min burst 30"] {
         let (pair, limits) = (Pair::new(7), limits(text));
         let all = pair.op(Op::Check, &limits, 1).await.remaining();
@@ -205,10 +202,9 @@ async fn a_crowd_is_told_what_the_last_of_it_would_be_told() {
     }
 }
 
-/// A denial in `async` mode has the fields that the store has once this node has charged what it
-/// let pass.
+/// A denial in async mode has the fields of the store after this node has charged what it allowed.
 #[tokio::test(start_paused = true)]
-async fn an_async_denial_counts_what_is_not_yet_charged() {
+async fn an_async_denial_counts_unsynced_units() {
     let policy = Policy { sync: SyncMode::Async, ..Policy::default() };
     for text in
         ["50/h window", "50/h", "9/h; 50/h window", "20/h log", "30/h sliding", "20/h estimate"]

@@ -1,4 +1,4 @@
-//! Leases, told one by one: what the bounds of random histories do not show.
+//! Leases in single scenarios, beside the random histories of `bounds.rs`.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn ask(resilient: &Resilient, limits: &Limits) -> Decision {
     resilient.decide(&Check::new().policy(LEASE).charge("hot", limits, 1)).await.unwrap()
 }
 
-/// Asks every millisecond until something is decided here.
+/// Checks every millisecond until a check is decided locally.
 async fn warmed_up(limit: &str) -> (ManualClock, Remote, Resilient, Limits) {
     warmed_up_with(limit, tidegate::resilience::DEFAULT_DEADLINE).await
 }
@@ -34,7 +34,7 @@ async fn warmed_up_with(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hot_key_is_spent_here_and_never_runs_dry() {
+async fn a_hot_key_is_spent_locally_without_running_out() {
     let (_, remote, resilient, limits) = warmed_up("100000/s").await;
     let (calls, mut here) = (remote.calls(), 0);
     for _ in 0..2000 {
@@ -48,7 +48,7 @@ async fn a_hot_key_is_spent_here_and_never_runs_dry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_taken_ahead_is_not_spent_after_the_machine_has_slept() {
+async fn leased_units_expire_while_the_machine_sleeps() {
     let (clock, _, resilient, limits) = warmed_up("1000/s").await;
     assert!(resilient.stats().lease_units_held > 0);
     clock.advance(Duration::from_secs(2)); // asleep: no timer has run
@@ -58,7 +58,7 @@ async fn what_was_taken_ahead_is_not_spent_after_the_machine_has_slept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_spent_is_given_back() {
+async fn unused_units_are_returned() {
     let (_, remote, resilient, limits) = warmed_up("100000/h window").await;
     let stats = resilient.stats();
     assert!(stats.lease_units_held > 0);
@@ -66,16 +66,16 @@ async fn what_is_not_spent_is_given_back() {
     let stats = resilient.stats();
     assert_eq!((stats.lease_units_held, stats.lease_units_expired), (0, 0));
     let direct = 100_000 - remote.left("hot", &limits) - stats.lease_units_spent;
-    assert!(direct < 20, "{direct} were asked for before the lease came");
+    assert!(direct < 20, "{direct} calls before the lease arrived");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_given_back_is_given_back_later() {
+async fn units_are_returned_after_an_outage() {
     let (_, remote, resilient, limits) = warmed_up("100000/h window").await;
     let held = resilient.stats().lease_units_held;
     assert!(held > 0);
-    // Others find out that the store is away. Nobody asks for what is held, so it is given back,
-    // which comes to nothing while the breaker is open.
+    // Other keys notice that the store is unreachable. The units of the idle key are due to be
+    // returned, which fails while the breaker is open.
     remote.fails(true);
     while resilient.stats().breaker == BreakerState::Closed {
         let _ = resilient.decide(&Check::new().charge("other", &limits, 1)).await;
@@ -93,11 +93,11 @@ async fn what_cannot_be_given_back_is_given_back_later() {
     let stats = resilient.stats();
     assert_eq!((stats.lease_units_held, stats.lease_units_expired), (0, 0));
     let direct = 100_000 - remote.left("hot", &limits) - stats.lease_units_spent;
-    assert!(direct < 20, "{direct} were asked for before the lease came");
+    assert!(direct < 20, "{direct} calls before the lease arrived");
 }
 
 #[tokio::test(start_paused = true)]
-async fn leases_that_are_held_are_spent_while_the_store_is_away() {
+async fn held_leases_are_spent_while_the_store_is_unavailable() {
     let (_, remote, resilient, limits) = warmed_up("100000/s").await;
     for _ in 0..300 {
         let _ = ask(&resilient, &limits).await;
@@ -128,13 +128,13 @@ async fn another_limit_on_the_key_ends_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_a_lease_has_no_more_time_than_others() {
+async fn waiting_for_a_lease_respects_the_deadline() {
     let (_, remote, resilient, limits) = warmed_up("100000/s").await;
     remote.silent(true);
     for _ in 0..resilient.stats().lease_units_held {
         assert_eq!(ask(&resilient, &limits).await.source(), Source::Local);
     }
-    // What was asked for is on its way, and will not come.
+    // The call for units is in flight and will not be answered.
     let start = tokio::time::Instant::now();
     assert_eq!(ask(&resilient, &limits).await.source(), Source::Fallback);
     assert!(
@@ -145,7 +145,7 @@ async fn whoever_waits_for_a_lease_has_no_more_time_than_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_charges_first_what_is_owed_has_no_more_time_than_others() {
+async fn charging_unsynced_units_first_respects_the_deadline() {
     let clock = ManualClock::with_runtime();
     clock.advance(Duration::from_secs(1_000_000));
     let remote = Remote::new(&clock);
@@ -174,10 +174,10 @@ async fn whoever_charges_first_what_is_owed_has_no_more_time_than_others() {
     );
 }
 
-/// At least twenty times the throughput of one round trip each, from two thousand per node on, and
-/// nothing beyond the limit.
+/// From two thousand units per node on, leases have at least twenty times the throughput of one
+/// round trip per check, and allow nothing beyond the limit.
 #[tokio::test(start_paused = true)]
-async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
+async fn leases_of_two_thousand_per_node_are_twenty_times_faster() {
     for (limit, nodes, amount) in
         [("2000/h window", 1, 2000), ("4000/h window", 2, 4000), ("4000/h", 2, 4000)]
     {
@@ -186,7 +186,7 @@ async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
         let remote = Remote::new(&clock);
         let resilient = node(&remote, &clock, nodes, 1).build();
         let limits = limits(limit);
-        // One round trip each, as the timers of the runtime have it.
+        // One round trip per check, on the timers of the runtime.
         let began = tokio::time::Instant::now();
         for _ in 0..100 {
             assert!(
@@ -215,8 +215,8 @@ async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_held_is_given_back_before_something_larger_is_denied() {
-    // Three calls one after the other, on timers that count in milliseconds.
+async fn held_units_are_returned_before_a_larger_cost_is_denied() {
+    // Three consecutive calls, on timers with a resolution of milliseconds.
     let (_, remote, resilient, limits) =
         warmed_up_with("10000/d window", Duration::from_millis(50)).await;
     let held = resilient.stats().lease_units_held;

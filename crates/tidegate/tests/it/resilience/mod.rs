@@ -1,4 +1,4 @@
-//! What stands before a remote store, over stores that fail on demand, on a clock that tests move.
+//! The resilience layer over stores that fail on demand, on a clock that tests move.
 
 mod bounds;
 mod breaker;
@@ -16,7 +16,7 @@ use tidegate::resilience::{Resilient, ResilientBuilder};
 use tidegate::store::Deciding;
 use tidegate::{Check, Decision, Limits, ManualClock, Memory, Op, Store, StoreError};
 
-/// A store elsewhere: in memory, some time away, and silent when told to be.
+/// A remote store: in memory, behind a delay, and failing on demand.
 #[derive(Clone)]
 pub(crate) struct Remote {
     memory: Memory,
@@ -25,11 +25,11 @@ pub(crate) struct Remote {
 
 #[derive(Default)]
 struct Shared {
-    /// Nothing is answered, as by a stopped server. What is asked is done when it goes on.
+    /// The store does not answer, as a stopped server does not; calls are executed when it resumes.
     silent: AtomicBool,
-    /// Answers are lost on their way: it is done, and nobody hears of it.
+    /// Answers are lost: calls are executed and not answered.
     loses_answers: AtomicBool,
-    /// Everything fails at once.
+    /// Every call fails immediately.
     fails: AtomicBool,
     delay_us: AtomicU64,
     calls: AtomicU64,
@@ -43,7 +43,7 @@ impl Remote {
         remote
     }
 
-    /// The same store over another line, which fails by itself.
+    /// The same store over another connection, which fails independently.
     pub(crate) fn another_line(&self) -> Self {
         let remote = Remote { memory: self.memory.clone(), shared: Arc::default() };
         remote.shared.delay_us.store(200, Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl Remote {
         self.shared.delay_us.store(u64::try_from(delay.as_micros()).unwrap(), Ordering::Relaxed);
     }
 
-    /// How much is really left.
+    /// The units left in the store.
     pub(crate) fn left(&self, key: &str, limits: &Limits) -> u64 {
         self.memory.decide(&Check::of(Op::Peek).charge(key, limits, 1)).unwrap().remaining()
     }
@@ -103,7 +103,7 @@ pub(crate) fn limits(text: &str) -> Limits {
     text.parse().unwrap()
 }
 
-/// A node before this store, one of `nodes`, the same at every run.
+/// A node with this store, one of `nodes`, with a fixed seed.
 pub(crate) fn node(
     remote: &Remote,
     clock: &ManualClock,

@@ -1,5 +1,5 @@
-//! How many nodes there are: counted in the store, kept when it does not answer; a node that never
-//! reached it assumes that it is alone.
+//! The number of nodes: counted in the store, kept while the store does not answer; a node that has
+//! never reached the store assumes one.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn clock() -> ManualClock {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nodes_that_come_leave_and_die_are_counted() {
+async fn nodes_that_start_stop_and_crash_are_counted() {
     let clock = clock();
     let remote = Remote::new(&clock);
     let mut resilients = vec![counting(&remote, &clock, 1)];
@@ -40,14 +40,14 @@ async fn nodes_that_come_leave_and_die_are_counted() {
     );
     resilients.pop().unwrap().close().await;
     seconds(4).await;
-    assert_eq!(resilients[0].stats().nodes, 3, "one has said that it goes");
+    assert_eq!(resilients[0].stats().nodes, 3, "one node has left");
     drop(resilients.pop());
     seconds(9).await;
-    assert_eq!(resilients[0].stats().nodes, 2, "one has gone without a word");
+    assert_eq!(resilients[0].stats().nodes, 2, "one node has crashed");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_number_stays_when_the_store_is_silent_and_a_newcomer_assumes_that_it_is_alone() {
+async fn the_count_stays_during_an_outage_and_a_new_node_assumes_one() {
     let clock = clock();
     let remote = Remote::new(&clock);
     let resilients: Vec<Resilient> = (0..3).map(|seed| counting(&remote, &clock, seed)).collect();
@@ -66,7 +66,7 @@ async fn the_number_stays_when_the_store_is_silent_and_a_newcomer_assumes_that_i
         assert_eq!(decision.source(), Source::Fallback);
         passed += u64::from(decision.allowed());
     }
-    assert_eq!(passed, 300, "all of it: it has never heard of others");
+    assert_eq!(passed, 300, "the full limit: it knows of no other nodes");
     let status = newcomer.status();
     assert_eq!((status.nodes, status.nodes_from), (1, NodesFrom::Assumed));
     assert_eq!(
@@ -79,10 +79,9 @@ async fn the_number_stays_when_the_store_is_silent_and_a_newcomer_assumes_that_i
     assert_eq!(newcomer.stats().nodes, 4);
 }
 
-/// Until the nodes are counted there may be others: what is taken ahead then is little, though
-/// nothing else is known.
+/// Until the nodes are counted, a new node takes little ahead because there may be others.
 #[tokio::test(start_paused = true)]
-async fn a_newcomer_takes_little_ahead_until_the_nodes_are_counted() {
+async fn a_new_node_takes_little_ahead_until_the_nodes_are_counted() {
     let clock = clock();
     let remote = Remote::new(&clock);
     let newcomer = counting(&remote, &clock, 9);
@@ -103,9 +102,9 @@ async fn a_newcomer_takes_little_ahead_until_the_nodes_are_counted() {
     );
 }
 
-/// A renewal that fails, or whose answer is lost, leaves no second lease of the same node.
+/// A renewal that fails or loses its answer leaves no second entry of the node.
 #[tokio::test(start_paused = true)]
-async fn a_lone_node_whose_renewal_fails_is_counted_once() {
+async fn a_node_whose_renewal_fails_is_counted_once() {
     for loses_answers in [false, true] {
         let clock = clock();
         let remote = Remote::new(&clock);
@@ -129,6 +128,6 @@ async fn a_lone_node_whose_renewal_fails_is_counted_once() {
         resilient.close().await;
         let newcomer = counting(&remote, &clock, 8);
         seconds(1).await;
-        assert_eq!(newcomer.stats().nodes, 1, "nothing is left of a node that has gone");
+        assert_eq!(newcomer.stats().nodes, 1, "a stopped node leaves no entry");
     }
 }
