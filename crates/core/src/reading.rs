@@ -19,7 +19,7 @@ pub struct Done {
     pub cost: u64,
     /// The units that were reserved before, for [`Op::Settle`].
     pub reserved: u64,
-    /// Whether this limit alone would allow it.
+    /// Whether this limit would allow the call by itself.
     pub fits: bool,
     /// The units that were charged or given back.
     pub granted: u64,

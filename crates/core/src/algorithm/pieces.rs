@@ -1,5 +1,5 @@
 //! What `sliding`, `log` and `concurrent` have in common: usage in pieces, oldest first, each of
-//! which ends as a whole.
+//! which ends completely.
 
 use crate::time::Timestamp;
 

@@ -251,7 +251,7 @@ mod tests {
     use crate::Limits;
 
     #[test]
-    fn what_was_meant_is_offered_and_is_right() {
+    fn hints_are_what_the_author_meant_and_parse() {
         for (text, offered) in [
             ("10/s,120/m", "limits are joined by `;`: write 10/s; 120/m"),
             ("10/s, 120/m, 5/h", "limits are joined by `;`: write 10/s; 120/m, 5/h"),

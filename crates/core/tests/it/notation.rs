@@ -88,7 +88,7 @@ fn every_spelling_has_one_canonical_form() {
 }
 
 #[test]
-fn every_mistake_is_shown_where_it_stands() {
+fn every_error_has_the_column_of_the_mistake() {
     let amount = "an amount, as the 10 in 10/s";
     let period = "a period such as s, 20s or 2 days, in us, ms, s, m, h, d or w";
     let slash = "/ and a period, as in 10/s, or `concurrent ttl 30s`";
@@ -299,7 +299,7 @@ fn every_number_out_of_range_is_named() {
 /// The finest grid on which twice capacity and debt, in parts of a token, stay below 2^53 (three
 /// amounts, in ticks).
 #[test]
-fn a_limit_is_judged_on_the_finest_grid_that_is_exact() {
+fn a_limit_uses_the_finest_exact_grid() {
     for (text, grid_us) in [
         ("10/s", 1),
         ("7/min", 1),

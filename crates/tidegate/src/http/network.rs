@@ -111,7 +111,7 @@ impl FromStr for Network {
         let longest = if address.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
             None => longest,
-            // Digits alone: `parse` would also take a sign.
+            // Digits only: `parse` would also accept a sign.
             Some(digits) => Some(digits)
                 .filter(|digits| {
                     !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
@@ -303,8 +303,8 @@ mod tests {
         assert!(!trusted.contains("172.32.0.1".parse().unwrap()));
         assert!(TrustedProxies::none().is_empty());
         assert!("".parse::<TrustedProxies>().unwrap().is_empty());
-        let error = "10.0.0.0/8, everybody".parse::<TrustedProxies>().unwrap_err().to_string();
-        assert!(error.contains("\"everybody\""), "{error}");
+        let error = "10.0.0.0/8, everything".parse::<TrustedProxies>().unwrap_err().to_string();
+        assert!(error.contains("\"everything\""), "{error}");
         assert!(TrustedProxies::read(vec!["10.0.0.1"; MAX_NETWORKS]).is_ok());
         let many = vec!["10.0.0.1"; MAX_NETWORKS + 1];
         assert_eq!(

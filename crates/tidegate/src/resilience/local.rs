@@ -147,7 +147,7 @@ impl<'a> LocalAttempt<'a> {
             .with(own.name, |last| if is_fresh(last) { read(last) } else { None })?
     }
 
-    /// The denial of a charge because this node alone has sent checks for all that can be left.
+    /// The denial of a charge because this node itself has sent checks for all that can be left.
     fn denied_by_in_flight(&self, last: &LastAnswer, charge: &Charge<'_>) -> Option<Verdict> {
         // Leased units may come back any time.
         if self.layer.mode(charge) != SyncMode::Direct {

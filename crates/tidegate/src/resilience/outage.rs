@@ -1,7 +1,7 @@
 //! How an outage of the store begins, and how it is reported.
 //!
 //! A call without an answer counts as a miss; several misses open the breaker. A refusal that
-//! waiting cannot fix opens it immediately. An error that may concern one call alone is followed by
+//! waiting cannot fix opens it immediately. An error that may concern one call only is followed by
 //! a charge on a key of this layer: if the store answers that with an error, too, it refuses. While
 //! a part of the store has an outage, one task [probes](super::probe) it.
 
@@ -64,7 +64,7 @@ impl ResilienceLayer {
         }
     }
 
-    /// Records an error that may concern one call alone, and tests whether the store refuses.
+    /// Records an error that may concern one call only, and tests whether the store refuses.
     pub(super) fn suspect(self: &Arc<Self>, parts: u64) {
         for part in self.parts(parts) {
             let before = self.suspected_parts.fetch_or(1 << part, Ordering::Relaxed);
@@ -116,7 +116,7 @@ impl ResilienceLayer {
         }
     }
 
-    /// Ends the outage of a part, unless its breaker is open. Says whether the state of the whole
+    /// Ends the outage of a part, unless its breaker is open. Returns whether the state of the
     /// store changes.
     pub(super) fn end_outage(&self, part: usize) -> Option<bool> {
         // A call that opens the breaker meanwhile sets its outage after this: either it is still

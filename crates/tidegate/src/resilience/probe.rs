@@ -71,7 +71,7 @@ impl Drop for UnresponsiveProbe {
     }
 }
 
-/// A task that finds out whether an error reply concerned one call alone.
+/// A task that finds out whether an error reply concerned one call only.
 pub(super) struct RefusalTest {
     pub(super) layer: Arc<ResilienceLayer>,
     pub(super) part: usize,

@@ -146,12 +146,12 @@ pub(super) struct Outages(BTreeMap<usize, StoreState>);
 pub(super) struct OutageChange {
     /// The part was healthy before, so it needs a task that probes it.
     pub(super) begins: bool,
-    /// The state of the whole store has changed.
+    /// The state of the store has changed.
     pub(super) changes_store: bool,
 }
 
 impl Outages {
-    /// The state of the whole store: the worst of its parts.
+    /// The state of the store: that of its worst part.
     pub(super) fn state(&self) -> StoreState {
         let refused = self.0.values().find(|state| matches!(state, StoreState::Refused { .. }));
         refused.or_else(|| self.0.values().next()).cloned().unwrap_or_default()
@@ -168,7 +168,7 @@ impl Outages {
         OutageChange { begins, changes_store: self.state().name() != before.name() }
     }
 
-    /// Removes the outage of a part. Says whether the state of the whole store has changed.
+    /// Removes the outage of a part. Returns whether the state of the store has changed.
     pub(super) fn end(&mut self, part: usize) -> bool {
         let before = self.state();
         self.0.remove(&part);

@@ -49,7 +49,7 @@ fn what_remains_fits_and_one_more_does_not() {
 }
 
 #[test]
-fn a_retry_passes_at_the_promised_microsecond_and_not_before() {
+fn a_retry_is_allowed_at_the_promised_microsecond_and_not_before() {
     histories(5_000, |limit, record, now, last, source| {
         for cost in [1, last.remaining + 1, limit.capacity(), draw::cost(source, limit, last)] {
             let denied = peek(limit, record, now, cost);
@@ -78,7 +78,7 @@ fn a_retry_passes_at_the_promised_microsecond_and_not_before() {
 }
 
 #[test]
-fn waiting_never_makes_it_worse() {
+fn waiting_never_denies_what_was_allowed() {
     histories(5_000, |limit, record, now, last, source| {
         let then = draw::later(source, limit, last, now);
         let later = draw::later(source, limit, last, then);
@@ -155,7 +155,7 @@ fn an_idle_record_may_be_forgotten_and_no_earlier() {
 }
 
 #[test]
-fn nothing_panics_at_the_ends_of_the_world() {
+fn nothing_panics_at_the_limits_of_time_and_numbers() {
     let ops = [
         Op::Check,
         Op::Peek,

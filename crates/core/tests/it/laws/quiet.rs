@@ -16,7 +16,7 @@ const OPS: [Op; 7] = [
 ];
 
 #[test]
-fn what_is_denied_or_only_asked_leaves_the_record_as_it_was() {
+fn denials_and_peeks_leave_the_record_unchanged() {
     for seed in 0..6_000 {
         let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
@@ -77,7 +77,7 @@ fn giving_back_nothing_makes_no_record() {
 }
 
 #[test]
-fn nobody_is_let_in_on_the_id_of_what_nobody_named() {
+fn the_id_of_leases_without_an_id_cannot_be_used() {
     let limit: Limit = "2 concurrent ttl 10s".parse().unwrap();
     let mut record = Record::default();
     assert!(check(&limit, &mut record, 0, 2).allowed);

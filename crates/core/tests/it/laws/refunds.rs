@@ -31,7 +31,7 @@ fn without(limit: &Limit, charged: &[(u64, u64)], now: u64) -> u64 {
 /// What was given back in full leaves nothing behind: its id is new again, also if the clock goes
 /// back.
 #[test]
-fn an_id_whose_charge_was_given_back_by_others_is_charged_anew_whatever_the_clock_says() {
+fn an_id_whose_charge_was_given_back_is_charged_again_on_any_clock() {
     for text in [
         "5/s",
         "5/s burst 7",
@@ -58,7 +58,7 @@ fn an_id_whose_charge_was_given_back_by_others_is_charged_anew_whatever_the_cloc
 }
 
 #[test]
-fn refunds_and_settlements_never_let_in_more_than_if_the_request_had_not_come() {
+fn refunds_and_settlements_admit_no_more_than_without_the_request() {
     for seed in 0..8_000 {
         let source = &mut Seeded::new(seed);
         let kind = source.pick(&KINDS[..5]);
@@ -245,7 +245,7 @@ fn what_was_given_back_in_full_was_never_taken() {
 }
 
 #[test]
-fn when_nothing_is_in_use_any_more_no_id_is_known_any_more() {
+fn an_idle_state_knows_no_ids() {
     for text in ["10/min", "10/min window", "10/min sliding", "10/min estimate", "10/min log"] {
         let limit: Limit = text.parse().unwrap();
         let (mut record, now) = (Record::default(), 1_700_000_000_000_000);

@@ -29,7 +29,7 @@ fn counting_rejected_charges_what_was_denied_up_to_one_amount_beyond() {
 }
 
 #[test]
-fn counting_rejected_locks_a_hammering_client_out_and_lets_a_patient_one_in() {
+fn counting_rejected_denies_a_hammering_client_and_allows_a_patient_one() {
     for seed in 0..4_000 {
         let source = &mut Seeded::new(seed);
         let kind =
@@ -69,7 +69,7 @@ fn counting_rejected_locks_a_hammering_client_out_and_lets_a_patient_one_in() {
 }
 
 #[test]
-fn a_debit_goes_into_debt_as_far_as_it_may() {
+fn a_debit_goes_into_debt_up_to_its_bound() {
     for seed in 0..4_000 {
         let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);
@@ -255,7 +255,7 @@ fn leases_end_by_release_once_or_by_themselves() {
 }
 
 #[test]
-fn releasing_leaves_other_limits_alone() {
+fn releasing_does_not_change_other_limits() {
     for seed in 0..500 {
         let source = &mut Seeded::new(seed);
         let kind =
@@ -281,7 +281,7 @@ fn releasing_leaves_other_limits_alone() {
 }
 
 #[test]
-fn a_reset_forgets_everything() {
+fn a_reset_removes_all_usage() {
     for seed in 0..2_000 {
         let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);

@@ -195,7 +195,7 @@ fn waits_after_a_step_back_are_tight() {
 
 /// A peek reports what the next call sees, and neither it nor a call of nothing writes.
 #[test]
-fn looking_at_a_state_from_the_future_changes_nothing() {
+fn a_peek_at_a_state_from_the_future_changes_nothing() {
     for seed in 0..10_000 {
         let source = &mut Seeded::new(seed);
         let limit = draw::limit(source);

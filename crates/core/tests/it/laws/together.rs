@@ -13,7 +13,7 @@ fn together(op: Op, parts: &mut Parts, now: u64) -> Decision {
     decide(op, &mut charges, ts(now))
 }
 
-/// Random charges over records with a past, and the moment to judge them.
+/// Random charges over records with usage, and the time to decide.
 fn scenes(count: u64, look: impl Fn(Parts, u64, &mut Seeded)) {
     for seed in 0..count {
         let source = &mut Seeded::new(seed);
