@@ -1,7 +1,7 @@
 //! Waiting for an answer until a deadline, also on a machine that stalls.
 //!
 //! After a stall of the process, replies are in its sockets and deadlines have passed. The runtime
-//! may report the deadline to a waiting task before the reply. So after the deadline, the tasks that
+//! may report the deadline to a waiting task before the reply. So after the deadline, tasks that
 //! read get a few more turns; an answer that arrives by then is in time.
 
 use std::future::{Future, poll_fn};

@@ -63,8 +63,8 @@ pub enum AcquireError {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = tidegate::Limiter::new("10/s".parse()?);
-/// let pass = limiter.acquire("job", std::time::Duration::from_secs(1)).await?;
-/// assert!(pass.decision().allowed());
+/// let granted = limiter.acquire("job", std::time::Duration::from_secs(1)).await?;
+/// assert!(granted.decision().allowed());
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]

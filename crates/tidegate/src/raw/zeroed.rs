@@ -65,7 +65,7 @@ impl<T: Zero> Zeroed<T> {
 
     /// Advises the operating system about the complete pages in `range`. Ignored if the system
     /// refuses.
-    fn advise(&self, range: &Range<usize>, page: usize, advice: system::Advice) {
+    fn advise(&self, range: &Range<usize>, page: usize, advice: Advice) {
         let range = range.start.min(self.length)..range.end.min(self.length);
         let (first, start) = (self.start.cast::<u8>(), self.start.addr().get());
         let (from, to) = (start + range.start * size_of::<T>(), start + range.end * size_of::<T>());
@@ -140,8 +140,7 @@ impl<T: Zero> Later<T> {
     pub(crate) fn make(&self, number: u8, length: usize, is_huge: bool) {
         self.made[usize::from(number)].get_or_init(|| {
             let zeroed = Zeroed::new(length);
-            let advice =
-                if is_huge { system::Advice::HugePages } else { system::Advice::NoHugePages };
+            let advice = if is_huge { Advice::HugePages } else { Advice::NoHugePages };
             zeroed.advise(&zeroed.all(), HUGE, advice);
             self.publish(number, &zeroed);
             Made::Own(zeroed)
@@ -155,7 +154,7 @@ impl<T: Zero> Later<T> {
                 let parts = Zeroed::new(length);
                 // Otherwise a few values could take a huge page, where the system uses them by
                 // default.
-                parts.advise(&parts.all(), HUGE, system::Advice::NoHugePages);
+                parts.advise(&parts.all(), HUGE, Advice::NoHugePages);
                 parts
             });
             self.publish(number, &parts[range.clone()]);
@@ -169,8 +168,8 @@ impl<T: Zero> Later<T> {
         let Some(parts) = self.parts.get() else { return };
         let values = HUGE / size_of::<T>();
         let range = page.saturating_mul(values)..page.saturating_add(1).saturating_mul(values);
-        parts.advise(&range, HUGE, system::Advice::HugePages);
-        parts.advise(&range, HUGE, system::Advice::Collapse);
+        parts.advise(&range, HUGE, Advice::HugePages);
+        parts.advise(&range, HUGE, Advice::Collapse);
     }
 
     fn publish(&self, number: u8, values: &[T]) {
@@ -212,8 +211,7 @@ impl<T: Zero> Later<T> {
     /// reader gets either the old values or zeroes.
     pub(crate) fn release(&self, number: u8) {
         const PAGE: usize = 65_536; // the largest common page size; a multiple of the smaller ones
-        let advise =
-            |zeroed: &Zeroed<T>, range| zeroed.advise(range, PAGE, system::Advice::DontNeed);
+        let advise = |zeroed: &Zeroed<T>, range| zeroed.advise(range, PAGE, Advice::DontNeed);
         match self.made[usize::from(number)].get() {
             Some(Made::Own(zeroed)) => advise(zeroed, &zeroed.all()),
             Some(Made::Part(range)) => {
@@ -231,6 +229,17 @@ fn cold<T>(value: T) -> T {
     value
 }
 
+/// Advice about memory, with the numbers of Linux.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only Linux takes advice"))]
+enum Advice {
+    DontNeed = 4,
+    HugePages = 14,
+    NoHugePages = 15,
+    /// Collapse it into a huge page now. Since Linux 6.1; older systems may do so later.
+    Collapse = 25,
+}
+
 /// Memory directly from the system. An allocator would have to write zeroes to reused memory.
 #[cfg(target_os = "linux")]
 mod system {
@@ -239,15 +248,7 @@ mod system {
 
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-    /// Advice about memory, with the numbers of Linux.
-    #[derive(Clone, Copy)]
-    pub(super) enum Advice {
-        DontNeed = 4,
-        HugePages = 14,
-        NoHugePages = 15,
-        /// Collapse it into a huge page now. Since Linux 6.1; older systems may do so later.
-        Collapse = 25,
-    }
+    use super::Advice;
 
     pub(super) fn zeroes(layout: Layout) -> Option<NonNull<u8>> {
         let (access, flags) =
@@ -281,13 +282,7 @@ mod system {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
     use std::ptr::NonNull;
 
-    #[derive(Clone, Copy)]
-    pub(super) enum Advice {
-        DontNeed,
-        HugePages,
-        NoHugePages,
-        Collapse,
-    }
+    use super::Advice;
 
     pub(super) fn zeroes(layout: Layout) -> Option<NonNull<u8>> {
         // SAFETY: the layout is not empty.

@@ -115,7 +115,7 @@ pub(crate) struct Trial<'a> {
     /// is used for one `take` only. For a store that decides in several steps: see
     /// `redis/cluster.rs`.
     pub(crate) steady: bool,
-    /// Whether the naive model is compared, too, which knows everything but a change of limits: then
+    /// Whether the naive model is compared, too. It knows everything but a change of limits: then
     /// every key keeps those it has.
     pub(crate) model: bool,
     pub(crate) seed: u64,

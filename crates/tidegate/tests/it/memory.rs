@@ -134,7 +134,8 @@ fn short_lived_keys_take_the_memory_of_those_in_use_only() {
     let limit: Limit = "10/s".parse().unwrap(); // one hit is forgotten after 100 ms
     for key in 0..1_000_000 {
         if key % 10 == 0 {
-            clock.advance(Duration::from_micros(100)); // 100 000 keys a second: 10 000 in use at a time
+            // 100 000 keys a second: 10 000 are in use at a time.
+            clock.advance(Duration::from_micros(100));
         }
         assert!(memory.allows(&format!("key:{key}"), &limit, 1));
     }

@@ -1,9 +1,8 @@
 //! How servers read a path, as small functions: each is held to the real server, and rules to all
 //! of them.
 //!
-//! A rule must judge the path that the service sees. So for every target that a [`PathPolicy`] allows,
-//! every server must read it as a path with the same normal form as the one that was judged, or not
-//! serve it.
+//! A rule must decide on the path that the service sees. So every server must read a target that a
+//! [`PathPolicy`] allows as a path with the same normal form, or not serve it.
 
 use proptest::prelude::*;
 use tidegate::http::{DotSegments, EscapedSlashes, PathPolicy, normal_path};

@@ -6,8 +6,8 @@
 //! That happens only if no key refers to the number, as [`Sweep`] finds out:
 //!
 //! 1. It visits all shards and collects the numbers in their slots. The other numbers, unless they
-//!    are [held](super::pinned::Pinned), are *retired*: no state is written with them, unless their limit is used
-//!    again.
+//!    are [held](super::pinned::Pinned), are *retired*: no state is written with them, unless their
+//!    limit is used again.
 //! 2. It visits all shards again. A thread that was about to write a retired number held the lock
 //!    of its shard since before, so its slot is found now. Numbers that are still retired and in no
 //!    slot are free.
