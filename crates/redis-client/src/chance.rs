@@ -1,12 +1,11 @@
-//! Chance: when to try again, whom to ask first. The same every time if it has a seed, as in a
-//! simulation.
+//! Random numbers for jitter and for the order of queries; reproducible with a seed.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Where chance comes from. Clones draw from the same.
+/// A source of random numbers (SplitMix64). Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Chance(Arc<AtomicU64>);
 
@@ -16,7 +15,7 @@ impl Chance {
         Chance(Arc::new(AtomicU64::new(seed)))
     }
 
-    /// Any number.
+    /// A random number.
     pub fn number(&self) -> u64 {
         let mut z = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -29,13 +28,13 @@ impl Chance {
         usize::try_from(self.number() % u64::try_from(bound.max(1)).unwrap_or(1)).unwrap_or(0)
     }
 
-    /// Something from nothing to `most`.
+    /// A random duration up to `most`.
     pub(super) fn up_to(&self, most: Duration) -> Duration {
         most / (1 << 16) * u32::try_from(self.below(1 << 16)).unwrap_or(0)
     }
 }
 
-/// Never the same.
+/// Seeded at random.
 impl Default for Chance {
     fn default() -> Self {
         Self::of_seed(RandomState::new().hash_one(0_u8))

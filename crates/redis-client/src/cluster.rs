@@ -1,8 +1,7 @@
 //! The map of a cluster: which node owns which slot.
 //!
-//! It is read from any node that answers (`CLUSTER SLOTS`), by one task at a time and not more
-//! often than ten times a second. In between a redirect that says where a slot has gone is believed
-//! at once.
+//! `CLUSTER SLOTS` of any node returns it; one task at a time reads it, at most ten times a second.
+//! In between, a redirect updates one slot immediately.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -13,58 +12,58 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::NodeId;
+use super::address::Address;
 use super::chance::Chance;
 use super::conn::{Reply, Shape};
-use super::dial::Place;
 use super::node::{Means, Node};
 use super::outcome::{Failure, FailureKind, rule};
 use super::resp::{Value, put_command};
 use super::slot::SLOTS;
 use super::url::Host;
 
-/// How far apart two readings of the map are at least.
+/// The shortest time between two reads of the map.
 const SPACING: Duration = Duration::from_millis(100);
-/// How long one node may take to tell the map. There are others.
+/// The timeout of one node for its map; there are others.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// The most nodes that a map may have. Redis itself recommends no more than a thousand.
 const MAX_NODES: usize = 2000;
 /// A slot without an owner.
-const NOBODY: u16 = u16::MAX;
+const NO_OWNER: u16 = u16::MAX;
 
-/// A cluster as far as it is known.
+/// The nodes and slots of a cluster, by the last map.
 pub(super) struct Cluster {
     seeds: Vec<Host>,
     means: Means,
     map: RwLock<Map>,
-    reading: Mutex<Reading>,
-    /// Tells everybody who waits that a reading has ended.
+    reading: Mutex<MapRead>,
+    /// Notified when a read of the map ends.
     ended: Notify,
     myself: Weak<Cluster>,
 }
 
 struct Map {
     nodes: Vec<Arc<Node>>,
-    /// For every slot which of `nodes` owns it, or [`NOBODY`].
+    /// For every slot the index of its owner in `nodes`, or [`NO_OWNER`].
     owners: Box<[u16]>,
 }
 
-/// How reading the map stands.
+/// The state of reading the map.
 #[derive(Default)]
-struct Reading {
+struct MapRead {
     busy: bool,
-    /// When the last one began.
+    /// When the last read began.
     last: Option<Instant>,
-    /// Whether one has ended.
+    /// Whether a read has ended.
     has_ended: bool,
     /// Why the last one failed, if it did.
     failure: Option<Failure>,
-    /// Who is to be asked first: a node that somebody pointed at knows best.
+    /// The node to query first: a redirect named it, so its map is current.
     first: Option<Arc<Node>>,
 }
 
 impl Cluster {
     pub(super) fn new(seeds: Vec<Host>, means: Means) -> Arc<Self> {
-        let map = Map { nodes: Vec::new(), owners: vec![NOBODY; SLOTS].into() };
+        let map = Map { nodes: Vec::new(), owners: vec![NO_OWNER; SLOTS].into() };
         Arc::new_cyclic(|myself| Cluster {
             seeds,
             means,
@@ -80,8 +79,7 @@ impl Cluster {
         if let Some(node) = self.map.read().owner(slot) {
             return Ok(node);
         }
-        // A map that was read may be empty: then no node has slots, and waiting for the next
-        // reading does not help this call.
+        // A map may be empty: then no node has slots, and another read does not help this call.
         let (first_time, failure) = {
             let reading = self.reading.lock();
             (!reading.has_ended, reading.failure.clone())
@@ -100,9 +98,9 @@ impl Cluster {
         }))
     }
 
-    /// The place of a slot's owner among the nodes, if it has one.
+    /// The index of a slot's owner, if it has one.
     pub(super) fn place(&self, slot: u16) -> Option<u16> {
-        self.map.read().owners.get(usize::from(slot)).copied().filter(|owner| *owner != NOBODY)
+        self.map.read().owners.get(usize::from(slot)).copied().filter(|owner| *owner != NO_OWNER)
     }
 
     /// All nodes that own slots.
@@ -125,13 +123,13 @@ impl Cluster {
         self.map.read().nodes.iter().find(|node| node.id() == id).cloned()
     }
 
-    /// Believes that a slot has moved to `host`, and returns the node there.
+    /// Records that a slot has moved to `host`, and returns the node there.
     pub(super) fn moved(&self, slot: u16, host: Host) -> Option<Arc<Node>> {
         let node = {
             let mut map = self.map.write();
             let index = map.add(host, &self.means)?;
             if let Some(owner) = map.owners.get_mut(usize::from(slot)) {
-                *owner = u16::try_from(index).unwrap_or(NOBODY);
+                *owner = u16::try_from(index).unwrap_or(NO_OWNER);
             }
             Arc::clone(&map.nodes[index])
         };
@@ -139,14 +137,14 @@ impl Cluster {
         Some(node)
     }
 
-    /// The node at `host`, for this once.
-    pub(super) fn asked(&self, host: Host) -> Option<Arc<Node>> {
+    /// The node at `host`, for a single ASK.
+    pub(super) fn node_at(&self, host: Host) -> Option<Arc<Node>> {
         let mut map = self.map.write();
         let index = map.add(host, &self.means)?;
         Some(Arc::clone(&map.nodes[index]))
     }
 
-    /// Reads the map again and waits until that is done.
+    /// Reads the map and waits for the result.
     pub(super) async fn read_now(&self, deadline: Instant) -> Result<(), Failure> {
         let mut ended = std::pin::pin!(self.ended.notified());
         ended.as_mut().enable();
@@ -163,7 +161,7 @@ impl Cluster {
         }
     }
 
-    /// Has the map read again, unless that is being done.
+    /// Starts a task that reads the map, unless one is running.
     pub(super) fn read_soon(&self, first: Option<Arc<Node>>) {
         let mut reading = self.reading.lock();
         if first.is_some() {
@@ -175,7 +173,7 @@ impl Cluster {
         let not_before = reading.last.map(|last| last + SPACING);
         drop(reading);
         let Some(cluster) = self.myself.upgrade() else { return };
-        let task = Task(cluster);
+        let task = ReadTask(cluster);
         tokio::spawn(async move {
             if let Some(not_before) = not_before {
                 sleep_until(not_before).await;
@@ -194,7 +192,7 @@ impl Cluster {
         let mut failure =
             Failure::local(FailureKind::ClusterDown, "the cluster has no nodes to ask");
         for node in self.candidates(first) {
-            match read_from(&node).await.and_then(|shards| self.believe(&node, &shards)) {
+            match read_from(&node).await.and_then(|shards| self.install(&node, &shards)) {
                 Ok(()) => {
                     self.reading.lock().failure = None;
                     return;
@@ -205,8 +203,8 @@ impl Cluster {
         self.reading.lock().failure = Some(failure);
     }
 
-    /// Whom to ask, in this order: who was pointed at, who is connected (beginning anywhere), the
-    /// seeds, and everybody else.
+    /// The nodes to query, in order: one that a redirect named, connected ones from a random start,
+    /// the seeds, the rest.
     fn candidates(&self, first: Option<Arc<Node>>) -> Vec<Arc<Node>> {
         let mut nodes = self.map.read().nodes.clone();
         shuffle(&mut nodes, &self.means.settings.chance);
@@ -215,10 +213,10 @@ impl Cluster {
         let mut seeds = self.seeds.clone();
         shuffle(&mut seeds, &self.means.settings.chance);
         for seed in seeds {
-            let place = Place::Tcp(seed);
-            let known = all.iter().chain(&down).find(|node| node.id().0 == place).cloned();
-            // A node only for this question, unless the map turns out to have it.
-            all.push(known.unwrap_or_else(|| Node::new(place, &self.means)));
+            let address = Address::Tcp(seed);
+            let known = all.iter().chain(&down).find(|node| node.id().0 == address).cloned();
+            // Used for this read only, unless the map lists it.
+            all.push(known.unwrap_or_else(|| Node::new(address, &self.means)));
         }
         all.extend(down);
         let mut seen = Vec::new();
@@ -230,27 +228,27 @@ impl Cluster {
         all
     }
 
-    /// Takes over what a node said.
-    fn believe(&self, asked: &Arc<Node>, shards: &Value) -> Result<(), Failure> {
-        let shards = read_shards(shards, &asked.id().0).ok_or_else(|| {
-            let text = format!("{} told a map of the cluster that makes no sense", asked.id());
+    /// Installs the map that a node returned.
+    fn install(&self, source: &Arc<Node>, shards: &Value) -> Result<(), Failure> {
+        let shards = read_shards(shards, &source.id().0).ok_or_else(|| {
+            let text = format!("{} told a map of the cluster that makes no sense", source.id());
             Failure::local(FailureKind::Protocol, text)
         })?;
         let mut map = self.map.write();
-        let mut new = Map { nodes: Vec::new(), owners: vec![NOBODY; SLOTS].into() };
-        let keep = map.nodes.iter().chain([asked]);
+        let mut new = Map { nodes: Vec::new(), owners: vec![NO_OWNER; SLOTS].into() };
+        let keep = map.nodes.iter().chain([source]);
         let known: Vec<Arc<Node>> = keep.cloned().collect();
         for (first, last, host) in shards {
-            let place = Place::Tcp(host);
+            let address = Address::Tcp(host);
             let index =
-                new.nodes.iter().position(|node| node.id().0 == place).unwrap_or_else(|| {
-                    let node = known.iter().find(|node| node.id().0 == place).cloned();
-                    new.nodes.push(node.unwrap_or_else(|| Node::new(place, &self.means)));
+                new.nodes.iter().position(|node| node.id().0 == address).unwrap_or_else(|| {
+                    let node = known.iter().find(|node| node.id().0 == address).cloned();
+                    new.nodes.push(node.unwrap_or_else(|| Node::new(address, &self.means)));
                     new.nodes.len() - 1
                 });
-            new.owners[first..=last].fill(u16::try_from(index).unwrap_or(NOBODY));
+            new.owners[first..=last].fill(u16::try_from(index).unwrap_or(NO_OWNER));
         }
-        // A node that redirects lead to may have no slots yet.
+        // A node that a redirect named may have no slots yet.
         for node in &map.nodes {
             if node.pointed_at.swap(false, Ordering::Relaxed)
                 && !new.nodes.iter().any(|other| other.id() == node.id())
@@ -260,8 +258,7 @@ impl Cluster {
         }
         let old = std::mem::replace(&mut *map, new);
         drop(map);
-        // Nodes that are gone are closed here, outside the lock, or when the last call to them
-        // ends.
+        // Removed nodes close here, outside the lock, or when the last call to them ends.
         drop(old);
         Ok(())
     }
@@ -275,12 +272,12 @@ impl Map {
 
     /// The node at `host`, made if there is none.
     fn add(&mut self, host: Host, means: &Means) -> Option<usize> {
-        let place = Place::Tcp(host);
-        let index = match self.nodes.iter().position(|node| node.id().0 == place) {
+        let address = Address::Tcp(host);
+        let index = match self.nodes.iter().position(|node| node.id().0 == address) {
             Some(index) => index,
             None if self.nodes.len() >= MAX_NODES => return None,
             None => {
-                self.nodes.push(Node::new(place, means));
+                self.nodes.push(Node::new(address, means));
                 self.nodes.len() - 1
             }
         };
@@ -289,16 +286,16 @@ impl Map {
     }
 }
 
-/// Begins anywhere, so that not every client asks the same node.
+/// Starts at a random item, so that clients do not all query the same node.
 fn shuffle<T>(items: &mut [T], chance: &Chance) {
     let start = chance.below(items.len());
     items.rotate_left(start);
 }
 
-/// A reading of the map. When it ends, however it does, everybody who waits is told.
-struct Task(Arc<Cluster>);
+/// A task that reads the map. When it ends, for whatever reason, waiting calls wake.
+struct ReadTask(Arc<Cluster>);
 
-impl Drop for Task {
+impl Drop for ReadTask {
     fn drop(&mut self) {
         let mut reading = self.0.reading.lock();
         (reading.busy, reading.has_ended) = (false, true);
@@ -322,7 +319,7 @@ async fn read_from(node: &Node) -> Result<Value, Failure> {
 }
 
 /// Ranges of slots with the master of each.
-fn read_shards(value: &Value, asked: &Place) -> Option<Vec<(usize, usize, Host)>> {
+fn read_shards(value: &Value, source: &Address) -> Option<Vec<(usize, usize, Host)>> {
     let mut shards = Vec::new();
     for shard in value.as_array()? {
         let [first, last, master, ..] = shard.as_array()? else { return None };
@@ -331,7 +328,7 @@ fn read_shards(value: &Value, asked: &Place) -> Option<Vec<(usize, usize, Host)>
         let (first, last) = (slot(first)?, slot(last)?);
         let [name, port, ..] = master.as_array()? else { return None };
         let port = u16::try_from(port.as_int()?).ok().filter(|port| *port > 0)?;
-        let Some(host) = host_of(name.as_str().unwrap_or(""), port, asked) else { continue };
+        let Some(host) = host_of(name.as_str().unwrap_or(""), port, source) else { continue };
         if first > last {
             return None;
         }
@@ -343,24 +340,23 @@ fn read_shards(value: &Value, asked: &Place) -> Option<Vec<(usize, usize, Host)>
     (hosts.len() <= MAX_NODES).then_some(shards)
 }
 
-/// The host that a node calls by `name`: no name means the one that was asked, and `?` that the
-/// node itself does not know.
-pub(super) fn host_of(name: &str, port: u16, asked: &Place) -> Option<Host> {
-    match (name, asked) {
+/// The host that a node names: an empty name means the node itself, `?` an unknown host.
+pub(super) fn host_of(name: &str, port: u16, source: &Address) -> Option<Host> {
+    match (name, source) {
         ("?", _) => None,
-        ("", Place::Tcp(asked)) => Some(Host { name: Arc::clone(&asked.name), port }),
+        ("", Address::Tcp(source)) => Some(Host { name: Arc::clone(&source.name), port }),
         ("", _) => None,
-        (name, _) => Host::told(name, port),
+        (name, _) => Host::announced(name, port),
     }
 }
 
 /// The slot and host of `MOVED 3999 127.0.0.1:6381` or `ASK …`.
-pub(super) fn read_redirect(error: &str, asked: &Place) -> Option<(u16, Host)> {
+pub(super) fn read_redirect(error: &str, source: &Address) -> Option<(u16, Host)> {
     let mut words = error.split(' ');
     let (_, slot, address) = (words.next()?, words.next()?, words.next()?);
     let slot = slot.parse::<u16>().ok().filter(|slot| usize::from(*slot) < SLOTS)?;
     // An IPv6 address has colons itself, and no brackets.
     let (name, port) = address.rsplit_once(':')?;
     let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
-    Some((slot, host_of(name, port, asked)?))
+    Some((slot, host_of(name, port, source)?))
 }

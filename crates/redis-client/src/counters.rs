@@ -1,17 +1,17 @@
-//! What the connection layer counts, for metrics and tests.
+//! Counters of the connections, for metrics and tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What has happened so far.
+        /// Counters of the connections.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        /// The same while it is being counted.
+        /// The counters while connections increment them.
         #[derive(Debug, Default)]
         pub(super) struct Counting {
             $(pub(super) $name: Count,)*
@@ -26,27 +26,27 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Connections that were made, the first ones included.
+    /// Connections made, the first ones included.
     connects,
-    /// Connections that were made in place of one that broke.
+    /// Connections made after one that broke.
     reconnects,
-    /// Attempts to connect that failed.
+    /// Failed attempts to connect.
     failed_connects,
-    /// Calls that were sent once more.
+    /// Calls that were retried.
     retries,
-    /// Redirects that were followed.
+    /// Redirects followed.
     redirects,
-    /// Scripts that were loaded because a server did not have them.
+    /// Scripts loaded because a server did not have them.
     script_loads,
-    /// Calls that were not answered in time.
+    /// Calls without a reply before their deadline.
     timeouts,
-    /// Connections dropped because of what came over them.
+    /// Connections closed because of a malformed or oversized reply.
     protocol_errors,
-    /// Replies to callers who had gone.
+    /// Replies to cancelled calls.
     dropped_replies,
-    /// Calls refused because too many waited.
+    /// Calls refused because too many were waiting.
     overloads,
-    /// Times the map of a cluster was read, or Sentinel was asked for the primary.
+    /// Reads of the cluster map, and queries to Sentinel.
     discoveries,
 }
 

@@ -1,14 +1,13 @@
-//! What must hold of any bytes that a server sends, as a function that panics where it does not. No
-//! API.
+//! Properties of any bytes that a server sends, as functions for a fuzzer. Not public API.
 
 use super::resp::{Malformed, Scanner, Value, decode};
 
-/// The largest reply, as small as the bytes that a fuzzer makes.
+/// The largest reply, small because fuzzers make short inputs.
 const MAX: usize = 4 << 10;
 
-/// Replies, cut into pieces: the same values or the same refusal whatever the cuts, bounded in
-/// depth and number by what was sent, and written and read again they are the same. The first byte
-/// says how large the pieces are.
+/// Splits a stream of replies: every split gives the same values or the same refusal, depth and
+/// number are bounded by the bytes, and encoding and decoding again gives the same values. The
+/// first byte is the size of the pieces.
 pub fn replies(data: &[u8]) {
     let Some((first, stream)) = data.split_first() else { return };
     let whole = read(stream, stream.len().max(1), MAX);
@@ -35,8 +34,7 @@ pub fn replies(data: &[u8]) {
     }
 }
 
-/// All values of a stream that comes in pieces, and then how much is left of an incomplete one, or
-/// why the next is none.
+/// All values of a stream in pieces, then the length of an incomplete rest, or why it is refused.
 fn read(stream: &[u8], piece: usize, max: usize) -> (Vec<Value>, Result<usize, Malformed>) {
     let (mut scanner, mut start, mut values) = (Scanner::default(), 0, Vec::new());
     let ends = (1..=stream.len() / piece).map(|pieces| pieces * piece).chain([stream.len()]);

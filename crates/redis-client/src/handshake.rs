@@ -1,26 +1,35 @@
-//! The first words on a connection: who we are, which protocol, which database.
+//! The handshake of a connection: protocol, login, name, database, role.
 
 use std::io;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::dial::{Opened, Place, Profile, Stream};
+use super::address::Address;
+use super::connect::Profile;
 use super::outcome::{Failure, FailureKind, escaped, rule};
 use super::resp::{Scanner, Value, decode, put_command};
+use super::stream::Stream;
 use super::url::{Login, Protocol};
 
-/// The largest reply to a greeting.
+/// The largest reply in a handshake.
 const MAX_GREETING: usize = 64 << 10;
 
-/// Greets the server behind `stream`, and makes sure that it takes writes if it is to be a
-/// `primary`.
+/// A stream after its handshake.
+pub(super) struct Greeted {
+    pub(super) stream: Stream,
+    /// Bytes read after the last reply.
+    pub(super) early: Vec<u8>,
+}
+
+/// Runs the handshake over `stream`. With `must_be_primary`, a server that is a replica is a
+/// failure.
 pub(super) async fn greet(
     stream: Stream,
     profile: &Profile,
-    place: &Place,
-    primary: bool,
-) -> Result<Opened, Failure> {
-    let mut chat = Chat::new(stream, place);
+    address: &Address,
+    must_be_primary: bool,
+) -> Result<Greeted, Failure> {
+    let mut chat = Chat::new(stream, address);
     introduce(&mut chat, &profile.login, profile.protocol, &profile.client_name).await?;
     if profile.database > 0 {
         let number = profile.database.to_string();
@@ -28,13 +37,13 @@ pub(super) async fn greet(
             return Err(chat.rejected(&format!("SELECT {number}"), &error));
         }
     }
-    if primary {
+    if must_be_primary {
         check_role(&mut chat).await?;
     }
-    Ok(Opened { stream: chat.stream, early: chat.input, primary: None })
+    Ok(Greeted { stream: chat.stream, early: chat.input })
 }
 
-/// Says who we are, in the newest protocol that both sides know.
+/// Logs in and sets the client name, in the newest protocol that both sides know.
 pub(super) async fn introduce(
     chat: &mut Chat,
     login: &Login,
@@ -50,8 +59,8 @@ pub(super) async fn introduce(
         words.extend(["SETNAME", name]);
         match chat.ask(&words).await? {
             Ok(_) => return Ok(()),
-            // A server, or something in between, that knows no HELLO. If RESP3 was asked for,
-            // nothing else will do.
+            // The server, or a proxy before it, has no HELLO: fall back to RESP2, unless the URL
+            // requires RESP3.
             Err(error) if protocol.is_none() && knows_no_hello(&error) => {}
             Err(error) => return Err(chat.rejected("HELLO", &error)),
         }
@@ -65,8 +74,7 @@ pub(super) async fn introduce(
             return Err(chat.rejected("AUTH", &error));
         }
     }
-    // Only to be recognised in CLIENT LIST; a user who may not do this may still do all that
-    // matters.
+    // Only a label in CLIENT LIST: a user without this right can do everything else.
     let named = chat.ask(&["CLIENT", "SETNAME", name]).await?;
     match named {
         Err(error)
@@ -78,7 +86,8 @@ pub(super) async fn introduce(
     }
 }
 
-/// What Sentinel says may be old news. A user who may not ask finds out at the first write.
+/// Checks the role, because Sentinel may name a former primary. A user without the right to run
+/// ROLE finds out at the first write.
 async fn check_role(chat: &mut Chat) -> Result<(), Failure> {
     let role = match chat.ask(&["ROLE"]).await? {
         Ok(role) => role,
@@ -89,7 +98,7 @@ async fn check_role(chat: &mut Chat) -> Result<(), Failure> {
         Some("master") => Ok(()),
         other => {
             let found = escaped(other.unwrap_or("something else"));
-            let text = format!("{} is to be the primary but says it is {found}", chat.place);
+            let text = format!("{} is to be the primary but says it is {found}", chat.address);
             Err(Failure::local(FailureKind::ReadOnly, text).passing())
         }
     }
@@ -100,28 +109,28 @@ fn knows_no_hello(error: &str) -> bool {
     lower.starts_with("noproto") || lower.starts_with("err unknown command")
 }
 
-/// One question at a time on a new connection.
+/// A new connection on which each command waits for its reply.
 pub(super) struct Chat {
     stream: Stream,
-    place: Place,
+    address: Address,
     input: Vec<u8>,
 }
 
 impl Chat {
-    pub(super) fn new(stream: Stream, place: &Place) -> Self {
-        Chat { stream, place: place.clone(), input: Vec::new() }
+    pub(super) fn new(stream: Stream, address: &Address) -> Self {
+        Chat { stream, address: address.clone(), input: Vec::new() }
     }
 
-    pub(super) fn place(&self) -> &Place {
-        &self.place
+    pub(super) fn address(&self) -> &Address {
+        &self.address
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends one command and waits for its reply.
     pub(super) async fn ask(&mut self, words: &[&str]) -> Result<Result<Value, String>, Failure> {
         let mut bytes = Vec::new();
         put_command(&mut bytes, words);
-        // A server that has no room for us answers before we ask, and closes. So whatever becomes
-        // of the question, the answer is read.
+        // A server at its client limit replies before it reads, and closes. So the reply is read
+        // even if the write fails.
         let written = async {
             self.stream.write_all(&bytes).await?;
             self.stream.flush().await
@@ -154,16 +163,16 @@ impl Chat {
         }
     }
 
-    /// What to tell when the server answered `command` with an error. The command is named without
-    /// its arguments.
+    /// The failure for an error reply to `command`, which is named without its arguments.
     pub(super) fn rejected(&self, command: &str, error: &str) -> Failure {
-        Failure::said(rule(error).kind, error).during(&format!("{} rejected {command}", self.place))
+        Failure::said(rule(error).kind, error)
+            .during(&format!("{} rejected {command}", self.address))
     }
 
     fn broken(&self, error: &io::Error) -> Failure {
         let why = escaped(&error.to_string());
-        let text = format!("the connection to {} broke during the greeting: {why}", self.place);
-        // A server that wants another certificate says so only now.
+        let text = format!("the connection to {} broke during the greeting: {why}", self.address);
+        // A server that requires another certificate says so only now.
         #[cfg(feature = "tls")]
         if super::tls::is_about_tls(error) {
             return Failure::local(FailureKind::Tls, text);
@@ -172,7 +181,7 @@ impl Chat {
     }
 
     fn protocol(&self, malformed: super::resp::Malformed) -> Failure {
-        let text = format!("the greeting of {} was refused: {malformed}", self.place);
+        let text = format!("the greeting of {} was refused: {malformed}", self.address);
         Failure::local(FailureKind::Protocol, text)
     }
 }

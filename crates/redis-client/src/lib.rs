@@ -18,10 +18,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! In reading order: `router.rs` sends calls to the nodes of a topology (`node.rs`), each with a few
-//! connections (`conn/`) that many callers share. A task per connection (`driver.rs`) connects and
-//! reconnects; while a connection is up, only `serving.rs` touches the socket. `outcome.rs` is the
-//! one table of what replies and failures mean.
+//! In reading order: `router.rs` sends calls to the nodes of a topology (`node.rs`), each with a
+//! few connections (`conn/`) that many callers share. A task per connection (`conn/driver.rs`)
+//! connects and reconnects; while a connection is up, only `conn/serving.rs` touches the socket.
+//! Opening one takes `stream.rs`, `tls.rs`, `connect.rs`, `handshake.rs`, `sentinel.rs` and
+//! `dial.rs`, each using those before it. `outcome.rs` is the one table of what replies and
+//! failures mean.
 //!
 //! ```text
 //!  caller            caller           caller
@@ -38,18 +40,19 @@
 //! What holds of every call:
 //!
 //! - It ends by its deadline, whatever the server, the network or the driver do.
-//! - *Not applied* means that no byte of it was given to the socket, or that the server said so.
-//!   Only such a call is tried again, once.
+//! - *Not applied* means that no byte of it was written to the socket, or that the server said so.
+//!   Only such a call is retried, once.
 //! - A caller gets its own reply or none. Only the driver frees the entry of a sent call, when its
 //!   reply has arrived.
 //! - Queues, replies, redirects, attempts to connect and entries are bounded.
 
+mod address;
 mod chance;
 mod cluster;
 mod conn;
+mod connect;
 mod counters;
 mod dial;
-mod driver;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -60,8 +63,8 @@ mod resp;
 mod router;
 mod script;
 mod sentinel;
-mod serving;
 mod slot;
+mod stream;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(feature = "tls")]
@@ -75,42 +78,41 @@ use std::time::Duration;
 
 pub use chance::Chance;
 pub use counters::Counters;
-pub use dial::{Connect, Connecting, Connector, Link};
 pub use node::NodeId;
 pub use outcome::{Failure, FailureKind, Outcome, is_unknown_command};
 pub use resp::Value;
 pub use router::Router;
 pub use script::Script;
 pub use slot::slot_of;
+pub use stream::{Connect, Connecting, Connector, Link};
 pub use url::{InvalidSecret, RedisUrl, RedisUrlError, Secret};
 
-/// How to connect, and what may be waited for and kept. [`Router::new`] refuses what makes no
-/// sense.
+/// Timeouts and bounds of the connections. [`Router::new`] refuses values that cannot work.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How long one call may take, everything included. [`Router::deadline`] counts from now.
+    /// The longest time of one call, everything included; see [`Router::deadline`].
     pub timeout: Duration,
-    /// How long connecting may take, from the name of the server to its greeting.
+    /// The longest time to connect, from name lookup to the end of the handshake.
     pub connect_timeout: Duration,
-    /// How long a server may say nothing to calls that wait, before the connection counts as dead.
+    /// The time without a byte, while calls wait, after which the connection counts as dead.
     pub silence: Duration,
-    /// After how long without calls the server is asked whether it is still there.
+    /// The idle time after which the connection sends a PING.
     pub ping_every: Duration,
     /// Connections to each server: 1 to [`MAX_CONNECTIONS`].
     pub connections_per_node: usize,
-    /// Calls that may wait on one connection, queued or unanswered.
+    /// The most calls on one connection, queued or unanswered.
     pub max_in_flight: usize,
-    /// Bytes of calls that may wait to be sent on one connection.
+    /// The most bytes of unsent calls on one connection.
     pub max_queued_bytes: usize,
-    /// The largest reply to a script.
+    /// The largest reply to a script, in bytes.
     pub max_script_reply: usize,
-    /// The largest reply to a command of [`Router::command`].
+    /// The largest reply to a command of [`Router::command`], in bytes.
     pub max_command_reply: usize,
-    /// What the connections are called on the server.
+    /// The name of the connections in `CLIENT LIST`.
     pub client_name: String,
-    /// Who makes streams, if they are not to be sockets.
+    /// Opens streams instead of sockets.
     pub connector: Option<Connector>,
-    /// Where chance comes from.
+    /// The random numbers for jitter and for the order in which nodes are queried.
     pub chance: Chance,
 }
 

@@ -1,4 +1,4 @@
-//! One server: its connections, and the scripts that are being loaded into it.
+//! One server: its connections, and the scripts being loaded into it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,20 +8,22 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use super::address::Address;
 use super::conn::{Conn, Reply, Shape};
+use super::connect::Profile;
 use super::counters::Counting;
-use super::dial::{Dialer, Place, Profile};
+use super::dial::Dialer;
 use super::outcome::{FailureKind, rule};
 use super::resp::put_command;
 use super::sentinel::Sentinels;
 use super::{Script, Settings};
 
-/// How often a call runs a script by its digest in vain before it sends the text.
+/// How often a call runs a script by its digest without success before it sends the text.
 const MAX_MISSES: usize = 3;
 
-/// Which server. `Display` is its address.
+/// A server. `Display` is its address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct NodeId(pub(super) Place);
+pub struct NodeId(pub(super) Address);
 
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -29,7 +31,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// What it takes to connect to servers.
+/// What nodes need to connect.
 pub(super) struct Means {
     pub(super) profile: Arc<Profile>,
     pub(super) sentinels: Option<Arc<Sentinels>>,
@@ -41,15 +43,15 @@ pub(super) struct Means {
 pub(super) struct Node {
     id: NodeId,
     conns: Box<[Arc<Conn>]>,
-    /// Whether a redirect has led here since the map was last read. Then it is a node, whether it
-    /// has slots or not.
+    /// Whether a redirect named it since the map was last read. Then it stays a node even without
+    /// slots.
     pub(super) pointed_at: AtomicBool,
     next: AtomicUsize,
-    /// The scripts that somebody is just loading.
+    /// Loads in progress.
     loading: Mutex<Vec<Arc<Load>>>,
-    /// How many loads have ended well.
+    /// How many loads have succeeded.
     loads: AtomicU64,
-    /// Tells everybody who waits for a load that one has ended.
+    /// Notified when a load ends.
     loaded: Notify,
     counting: Arc<Counting>,
 }
@@ -58,7 +60,7 @@ pub(super) struct Node {
 struct Load {
     sha: String,
     conn: Arc<Conn>,
-    /// Whatever is asked over the same connection from now on is asked when the server has it.
+    /// The load was written: later commands on the same connection run after it.
     is_sent: AtomicBool,
 }
 
@@ -69,7 +71,7 @@ impl Drop for Node {
 }
 
 impl Node {
-    pub(super) fn new(place: Place, means: &Means) -> Arc<Self> {
+    pub(super) fn new(place: Address, means: &Means) -> Arc<Self> {
         let connect = |_| {
             let dialer =
                 Dialer::new(place.clone(), Arc::clone(&means.profile), means.sentinels.clone());
@@ -92,18 +94,17 @@ impl Node {
         &self.id
     }
 
-    /// Whether Sentinel says where it is.
+    /// Whether Sentinel names its address.
     pub(super) fn is_discovered(&self) -> bool {
-        matches!(self.id.0, Place::Service(_))
+        matches!(self.id.0, Address::Service(_))
     }
 
-    /// Whether it can be asked without delay.
+    /// Whether a call would be sent without delay.
     pub(super) fn is_up(&self) -> bool {
         self.conns.iter().any(|conn| conn.is_up())
     }
 
-    /// The connection for the next call: in turns, passing over those that are down while another
-    /// is up.
+    /// The connection for the next call: round robin over those that are up, if any is.
     pub(super) fn conn(&self) -> &Arc<Conn> {
         let [only] = &*self.conns else {
             let start = self.next.fetch_add(1, Ordering::Relaxed) % self.conns.len();
@@ -114,20 +115,19 @@ impl Node {
         only
     }
 
-    /// Runs a script by its digest. If the server does not have it, one caller loads it, and
-    /// everybody else who finds that out runs it again, at once behind the script over the same
-    /// connection, or when it has been loaded over another. Whoever meets a server without it time
-    /// and again, because it is told to forget all scripts, sends the text.
+    /// Runs a script by its digest. On NOSCRIPT, one call loads the script; other calls retry,
+    /// immediately behind the load on the same connection, or after the load on another. A call
+    /// that keeps getting NOSCRIPT, because scripts are flushed repeatedly, sends the text.
     pub(super) async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         conn: &Arc<Conn>,
-        call: &Call<'_, K, A>,
+        call: &ScriptCall<'_, K, A>,
         asking: bool,
         deadline: Instant,
     ) -> Reply {
-        let by_digest = How { asking, load: None, text: false };
+        let by_digest = CallForm { asking, load: None, text: false };
         for _ in 0..MAX_MISSES {
-            // Before the script is run: a load that ends after this makes it worth another run.
+            // Read before the run: a load that ends later makes a retry worthwhile.
             let loads = self.loads.load(Ordering::Acquire);
             let reply = call.run(conn, by_digest, deadline).await;
             if !lacks_script(&reply) {
@@ -135,10 +135,10 @@ impl Node {
             }
             let mut ended = std::pin::pin!(self.loaded.notified());
             ended.as_mut().enable();
-            match self.turn(call.script.sha(), conn, loads) {
-                Turn::Mine(loading) => {
+            match self.load_turn(call.script.sha(), conn, loads) {
+                LoadTurn::Mine(loading) => {
                     let reply = call
-                        .run(conn, How { load: Some(&loading.load), ..by_digest }, deadline)
+                        .run(conn, CallForm { load: Some(&loading.load), ..by_digest }, deadline)
                         .await;
                     if !matches!(reply, Reply::Failed { .. }) {
                         self.counting.script_loads.one();
@@ -149,32 +149,31 @@ impl Node {
                     }
                     break;
                 }
-                Turn::Loaded | Turn::Behind => {}
-                Turn::Others => {
+                LoadTurn::Loaded | LoadTurn::Behind => {}
+                LoadTurn::Others => {
                     if timeout_at(deadline, ended).await.is_err() {
                         return reply;
                     }
                 }
             }
         }
-        let reply = call.run(conn, How { text: true, ..by_digest }, deadline).await;
+        let reply = call.run(conn, CallForm { text: true, ..by_digest }, deadline).await;
         if !matches!(reply, Reply::Failed { .. }) {
             self.counting.script_loads.one();
         }
         reply
     }
 
-    /// Whose turn it is to load a script, for a caller who found it missing when `loads` loads had
-    /// ended.
-    fn turn(&self, sha: &str, conn: &Arc<Conn>, loads: u64) -> Turn<'_> {
+    /// Which call loads a script that was missing when `loads` loads had succeeded.
+    fn load_turn(&self, sha: &str, conn: &Arc<Conn>, loads: u64) -> LoadTurn<'_> {
         let mut loading = self.loading.lock();
         if self.loads.load(Ordering::Acquire) != loads {
-            return Turn::Loaded;
+            return LoadTurn::Loaded;
         }
         if let Some(other) = loading.iter().find(|other| other.sha == sha) {
             let is_before_us =
                 Arc::ptr_eq(&other.conn, conn) && other.is_sent.load(Ordering::Acquire);
-            return if is_before_us { Turn::Behind } else { Turn::Others };
+            return if is_before_us { LoadTurn::Behind } else { LoadTurn::Others };
         }
         let load = Arc::new(Load {
             sha: sha.into(),
@@ -182,22 +181,22 @@ impl Node {
             is_sent: AtomicBool::new(false),
         });
         loading.push(Arc::clone(&load));
-        Turn::Mine(Loading { node: self, load })
+        LoadTurn::Mine(Loading { node: self, load })
     }
 }
 
-enum Turn<'a> {
-    /// The caller's.
+enum LoadTurn<'a> {
+    /// This call loads it.
     Mine(Loading<'a>),
-    /// Somebody has loaded it meanwhile, or another script.
+    /// A load has succeeded meanwhile, of this or another script.
     Loaded,
-    /// Somebody is just loading it, and what is asked over this connection comes behind it.
+    /// Another call is loading it on the same connection, so a retry runs after the load.
     Behind,
-    /// Somebody is just loading it.
+    /// Another call is loading it on another connection.
     Others,
 }
 
-/// The right to load a script. Given up when dropped, so that another may.
+/// The right to load a script. Dropping it gives the right to another call.
 struct Loading<'a> {
     node: &'a Node,
     load: Arc<Load>,
@@ -216,31 +215,31 @@ impl Drop for Loading<'_> {
     }
 }
 
-/// A script with what it is to be run with.
-pub(super) struct Call<'a, K, A> {
+/// A script with its keys and arguments.
+pub(super) struct ScriptCall<'a, K, A> {
     pub(super) script: &'a Script,
     pub(super) keys: &'a [K],
     pub(super) args: &'a [A],
 }
 
-/// What goes with the script.
+/// How a script is sent.
 #[derive(Clone, Copy)]
-struct How<'a> {
-    /// The slot is only about to move to this server.
+struct CallForm<'a> {
+    /// Precede it with ASKING: the slot is moving to this server.
     asking: bool,
-    /// Load it first.
+    /// Load the script first.
     load: Option<&'a Load>,
-    /// Run the text, not the digest.
+    /// Send the text, not the digest.
     text: bool,
 }
 
-impl<K: AsRef<[u8]>, A: AsRef<[u8]>> Call<'_, K, A> {
-    async fn run(&self, conn: &Arc<Conn>, how: How<'_>, deadline: Instant) -> Reply {
+impl<K: AsRef<[u8]>, A: AsRef<[u8]>> ScriptCall<'_, K, A> {
+    async fn run(&self, conn: &Arc<Conn>, how: CallForm<'_>, deadline: Instant) -> Reply {
         let replies = 1 + u8::from(how.asking) + u8::from(how.load.is_some());
         let encode = |out: &mut Vec<u8>| {
             if let Some(load) = how.load {
                 self.script.put_load(out);
-                // Nobody else can write before us: the connection is ours for the moment.
+                // The queue is locked, so no other call is between the load and the flag.
                 load.is_sent.store(true, Ordering::Release);
             }
             if how.asking {

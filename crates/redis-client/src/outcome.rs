@@ -1,37 +1,38 @@
-//! What became of a call, and why: the one table from which everything else follows.
+//! The outcome of a call, and the one table that maps error replies to outcomes.
 //!
-//! An error says either that the command was certainly not executed, so that it may be sent again,
-//! or it leaves that open. [`rule`] decides it for everything that a server can say;
-//! [`Failure::local`] for what happens without one.
+//! An error reply says that the command certainly did not run, so that a retry is safe, or leaves
+//! that open. [`rule`] decides it for every error reply; a failure without a reply is made by
+//! [`Failure::local`].
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::resp::Value;
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The server ran it to the end and this is its answer.
+    /// The server ran it; this is its reply.
     Applied(Value),
-    /// It was certainly not run. It may be tried again.
+    /// The server certainly did not run it. A retry is safe.
     NotApplied(Failure),
-    /// It may have been run, or not. To try it again could charge twice.
+    /// The server may have run it. A retry could charge twice.
     Unknown(Failure),
 }
 
-/// Why there is no answer, in one sentence.
+/// Why a call has no reply, in one sentence.
 ///
-/// It never shows credentials. What a server said is escaped and cut to 128 bytes.
+/// It never shows credentials. The text of a server is escaped and cut to 128 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Failure {
     kind: FailureKind,
     text: Arc<str>,
-    /// Discovery (Sentinel, cluster) mends by itself what would be permanent with a fixed address.
+    /// Sentinel or the cluster map will name another server, so a failure that would be permanent
+    /// with a fixed address is not.
     passes: bool,
 }
 
-/// What kind of failure it is.
+/// The kind of a [`Failure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureKind {
@@ -39,17 +40,17 @@ pub enum FailureKind {
     NoScript,
     /// The server is a replica and takes no writes.
     ReadOnly,
-    /// The server has fewer replicas than `min-replicas-to-write` asks for.
+    /// The server has fewer replicas than `min-replicas-to-write` requires.
     NoReplicas,
     /// The server is a replica that has lost its primary.
     MasterDown,
     /// The server is still loading its data.
     Loading,
-    /// The server runs somebody's long script.
+    /// The server is running a long script.
     Busy,
     /// The cluster does not serve the slot.
     ClusterDown,
-    /// The slot lives elsewhere, and following it did not lead to its owner.
+    /// The slot has another owner, and following the redirects did not reach it.
     Moved,
     /// The slot is being moved, and its new owner did not answer.
     Ask,
@@ -57,7 +58,7 @@ pub enum FailureKind {
     TryAgain,
     /// The keys of one script are in different slots.
     CrossSlot,
-    /// The server wants credentials, or does not serve strangers.
+    /// The server requires credentials, or refuses connections from this address.
     NoAuth,
     /// The server does not accept the credentials.
     WrongPass,
@@ -75,39 +76,39 @@ pub enum FailureKind {
     Oom,
     /// The server cannot persist and therefore takes no writes.
     Misconf,
-    /// The server has as many clients as it may have.
+    /// The server has reached `maxclients`.
     MaxClients,
-    /// A key holds something of another type.
+    /// A key holds a value of another type.
     WrongType,
     /// The script failed.
     Script,
-    /// The server did not take the connection.
+    /// The server refused the connection.
     Refused,
     /// The name of the server has no address.
     Unresolved,
-    /// TLS could not be agreed on.
+    /// The TLS handshake failed.
     Tls,
     /// The connection broke.
     Disconnected,
-    /// No answer in time.
+    /// No reply before the deadline.
     Timeout,
-    /// Too many calls wait for this server already.
+    /// Too many calls are waiting for this server.
     Overloaded,
-    /// What came back was not a reply.
+    /// The bytes received are not a reply.
     Protocol,
     /// Anything else; the text says what.
     Other,
 }
 
 impl Failure {
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub fn kind(&self) -> FailureKind {
         self.kind
     }
 
-    /// Whether waiting cannot mend it: the configuration has to change, on this side or on the
-    /// server. Wrong credentials, missing rights, a database that does not exist, a replica at a
-    /// fixed address, a certificate that is not trusted, no scripting.
+    /// Whether only a change of configuration, here or on the server, can fix it: wrong
+    /// credentials, missing rights, a database that does not exist, a replica at a fixed address, a
+    /// certificate that is not trusted, no scripting.
     pub fn is_permanent(&self) -> bool {
         use FailureKind as K;
         let permanent = matches!(
@@ -125,8 +126,8 @@ impl Failure {
         permanent && !self.passes
     }
 
-    /// Whether the server answers and takes no charges: a [permanent](Failure::is_permanent)
-    /// failure, or a state of the server or of the cluster in which it takes no writes.
+    /// Whether the server answers but takes no writes: a [permanent](Failure::is_permanent)
+    /// failure, or a temporary state of the server or the cluster.
     pub fn is_refusal(&self) -> bool {
         use FailureKind as K;
         let takes_no_writes = matches!(
@@ -136,28 +137,28 @@ impl Failure {
         takes_no_writes || self.is_permanent()
     }
 
-    /// What to do about it; empty where the text of the failure says it all.
+    /// What to do about it; empty where the text of the failure says enough.
     pub fn advice(&self) -> &'static str {
         advice(self.kind, &self.text)
     }
 
-    /// A failure on this side of the wire. `text` must be a sentence without credentials.
+    /// A failure that is not an error reply. `text` must be a sentence without credentials.
     pub fn local(kind: FailureKind, text: impl Into<Arc<str>>) -> Self {
         Failure { kind, text: text.into(), passes: false }
     }
 
-    /// What a server said.
+    /// The failure of an error reply.
     pub(super) fn said(kind: FailureKind, text: &str) -> Self {
         let said = escaped(text);
         Failure::local(kind, format!("{}: \"{said}\"", sentence(kind)))
     }
 
-    /// The same, with what was being done.
+    /// The same, prefixed with the operation.
     pub(super) fn during(&self, what: &str) -> Self {
         Failure { text: format!("{what}: {}", self.text).into(), ..self.clone() }
     }
 
-    /// The same, where discovery finds the right server later.
+    /// The same, not permanent because Sentinel or the cluster map will name another server.
     pub(super) fn passing(self) -> Self {
         Failure { passes: true, ..self }
     }
@@ -177,37 +178,37 @@ impl fmt::Debug for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What the router does about an error, beyond telling the caller.
+/// What the router does about an error reply, besides returning it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// Nothing: another try would meet the same.
+    /// Nothing: a retry would meet the same.
     GiveUp,
     /// Load the script and run it again.
     Load,
-    /// Go where the error points, and remember it.
+    /// Retry on the node that the error names, and update the map.
     Follow,
-    /// Go where the error points, this once.
+    /// Retry on the node that the error names, once.
     Ask,
-    /// Look for the server that takes writes, and try there once.
+    /// Find the server that takes writes, and retry there once.
     Rediscover,
-    /// Wait a moment and try once more; the map of the cluster may have changed, too. What stands
-    /// in the way is often gone by then: when two nodes change places, the others may hear that the
-    /// old one has given up its slots before they hear who has them.
+    /// Wait briefly and retry once; the map of the cluster may have changed, too. The cause is
+    /// often brief: in a planned failover, nodes may learn that the old primary gave up its slots
+    /// before they learn the new owner.
     Wait,
-    /// Drop the connection, so that the next one authenticates anew.
+    /// Retire the connection, so that the next one logs in again.
     Reconnect,
 }
 
-/// The verdict on an error.
+/// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ruling {
     pub(super) kind: FailureKind,
-    /// Whether the command was certainly not executed.
+    /// Whether the command certainly did not run.
     pub(super) not_applied: bool,
     pub(super) then: Then,
 }
 
-/// The table: what an error reply means.
+/// The table: the meaning of each error reply.
 ///
 /// A script that fails half-way may have written. But some errors can only meet a script at its
 /// first write: whether a server is a replica, is out of memory, cannot persist or lacks replicas
@@ -234,14 +235,14 @@ pub(super) fn rule(error: &str) -> Ruling {
         "DENIED" => (K::NoAuth, true, Then::GiveUp),
         "WRONGPASS" => (K::WrongPass, true, Then::GiveUp),
         "NOPERM" => (K::NoPerm, !in_script, Then::GiveUp),
-        // From a script this may come without a word about it, as what a `pcall` returned.
+        // The error value of a `pcall` does not say that it comes from a script.
         "WRONGTYPE" => (K::WrongType, false, Then::GiveUp),
         _ if in_script && lacks_permission(error) => (K::NoPerm, false, Then::GiveUp),
         _ if in_script && is_unknown_command(error) => (K::Unsupported, false, Then::GiveUp),
         _ if in_script => (K::Script, false, Then::GiveUp),
         "ERR" => match error {
             _ if starts(error, "ERR max number of clients") => (K::MaxClients, true, Then::GiveUp),
-            // The command never came to run.
+            // The command did not run.
             _ if starts(error, "ERR unknown command") => (K::Unsupported, true, Then::GiveUp),
             _ if starts(error, "ERR unknown subcommand") => (K::Unsupported, true, Then::GiveUp),
             _ if starts(error, "ERR This instance has cluster support disabled") => {
@@ -265,18 +266,18 @@ pub(super) fn rule(error: &str) -> Ruling {
             }
             _ => (K::Other, false, Then::GiveUp),
         },
-        // What we have never heard of may have happened at any time.
+        // An unknown error may occur at any point of a command.
         _ => (K::Other, false, Then::GiveUp),
     };
     Ruling { kind, not_applied, then }
 }
 
-/// What servers say when a script does what its caller may not.
+/// Whether a script lacked a permission.
 fn lacks_permission(error: &str) -> bool {
     error.contains("ACL failure in script") || error.contains("The user executing the script can't")
 }
 
-/// What servers say when a script calls a command that they do not have: `Unknown Redis command
+/// Whether a script called a command that the server does not have: `Unknown Redis command
 /// called from Lua script` (6.2), `Unknown Redis command called from script` (7.0 and later),
 /// `Unknown command called from script` (Valkey).
 pub fn is_unknown_command(error: &str) -> bool {
@@ -305,7 +306,7 @@ fn code_of(error: &str) -> (&str, bool) {
     (first(error), error.contains("on @user_script:") || error.starts_with("ERR user_script"))
 }
 
-/// What the reader of a failure is told before the words of the server.
+/// The beginning of a failure, before the text of the server.
 fn sentence(kind: FailureKind) -> &'static str {
     use FailureKind as K;
     match kind {
@@ -419,14 +420,14 @@ fn advice(kind: FailureKind, text: &str) -> &'static str {
     }
 }
 
-/// The longest text of a server that is shown, in bytes.
+/// The longest text of a server to show, in bytes.
 const MAX_SAID: usize = 128;
 
 /// Printable, on one line, and short. A server that does not know a command repeats its arguments,
 /// which may be credentials: they are left out.
 pub(super) fn escaped(text: &str) -> String {
     let text = text.find(", with args beginning with").map_or(text, |at| &text[..at]);
-    // Nor does the digest of the script help anybody.
+    // The digest of the script helps no reader.
     let text = text.find(" script: ").map_or(text, |at| &text[..at]);
     let mut out = String::new();
     for char in text.chars() {

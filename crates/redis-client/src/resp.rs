@@ -1,17 +1,17 @@
-//! Bytes and values: the RESP2 and RESP3 protocols, as a client needs them.
+//! RESP2 and RESP3, the protocols of Redis, as a client needs them.
 //!
-//! A reply is read in two steps. [`Scanner`] finds out where it ends, looking at every byte once
-//! however it is cut up, and refuses what is malformed or too large before it is all there.
-//! [`decode`] then makes a [`Value`] of a reply that is complete. Nothing is ever allocated because
-//! a reply announces a length; only bytes that have come count. Neither step recurses: how deep a
-//! reply nests and how many attributes it has is up to the server, so both are counted and bounded.
+//! A reply is read in two steps. [`Scanner`] finds its end, reads each byte once however the bytes
+//! are split, and refuses a malformed or oversized reply before it is complete. [`decode`] then
+//! turns a complete reply into a [`Value`]. An announced length never causes an allocation; only
+//! received bytes do. Neither step recurses: the server chooses nesting and attributes, so both are
+//! counted and bounded.
 
 use std::fmt;
 
-/// How deep replies may be nested. `CLUSTER SLOTS`, the deepest we ask for, needs five levels.
+/// The deepest nesting of a reply. `CLUSTER SLOTS`, the deepest in use, has five levels.
 const MAX_DEPTH: usize = 16;
-/// How many attributes one reply may have. We ask for none; a server that has some to tell sends
-/// one before a value.
+/// The most attributes of one reply. No command in use returns any; a server sends one before a
+/// value.
 const MAX_ATTRIBUTES: usize = 64;
 /// The longest line that carries a number. Twenty digits and a sign are the longest that is one.
 const MAX_NUMBER_LINE: usize = 32;
@@ -19,13 +19,13 @@ const MAX_NUMBER_LINE: usize = 32;
 /// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Nothing: RESP3 null, or a null string or array of RESP2.
+    /// Null: RESP3 null, or a null string or array of RESP2.
     Nil,
     /// An integer.
     Int(i64),
     /// A string of bytes; also verbatim strings (without their format) and big numbers.
     Bulk(Vec<u8>),
-    /// A short text such as `OK`.
+    /// A one-line text such as `OK`.
     Simple(String),
     /// True or false (RESP3).
     Bool(bool),
@@ -35,9 +35,9 @@ pub enum Value {
     Array(Vec<Value>),
     /// Pairs in the order they came (RESP3).
     Map(Vec<(Value, Value)>),
-    /// Something the server says by itself (RESP3). No caller ever gets one.
+    /// A message that the server sends unprompted (RESP3). Calls never return one.
     Push(Vec<Value>),
-    /// An error inside a reply. An error that is the whole reply is never a value.
+    /// An error inside a reply. A reply that is an error is never a value.
     Error(String),
 }
 
@@ -75,16 +75,16 @@ impl Value {
     }
 }
 
-/// Bytes that are not a reply, or not one that we take. The connection cannot be trusted any more.
+/// Bytes that are not a reply, or not an acceptable one. The connection has to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Malformed {
-    /// A type, number or line end that there is not.
+    /// An unknown type, or a malformed number or line end.
     Garbage,
-    /// More bytes than the reply may have, or announced to have more.
+    /// More bytes than the bound, received or announced.
     TooLarge,
     /// Nested too deep, or a push message inside a reply.
     TooDeep,
-    /// More attributes than any server has to tell about one reply.
+    /// More attributes than [`MAX_ATTRIBUTES`].
     TooManyAttributes,
 }
 
@@ -101,15 +101,15 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Finds the end of a reply, however the bytes are cut up. Remembers where it was, so no byte is
-/// looked at twice.
+/// Finds the end of a reply, however the bytes are split. It keeps its position, so each byte is
+/// read once.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
-    /// Where the element that is being read begins.
+    /// The start of the current element.
     at: usize,
-    /// How far its line has been searched for an end.
+    /// The end of the part already searched for a line end.
     searched: usize,
-    /// Where the reply cannot end before.
+    /// The reply cannot end before this offset.
     need: usize,
     /// How many elements each open list still lacks; the innermost is the last of `depth`.
     open: [usize; MAX_DEPTH],
@@ -119,8 +119,8 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    /// How long the reply at the start of `bytes` is, or nothing while it is not complete. `bytes`
-    /// must begin with the same bytes at every call. After an answer the scanner is ready for the
+    /// The length of the reply at the start of `bytes`, or `None` while it is incomplete. `bytes`
+    /// must start with the same bytes at every call. After a length the scanner is ready for the
     /// next reply.
     pub(super) fn scan(&mut self, bytes: &[u8], max: usize) -> Result<Option<usize>, Malformed> {
         if bytes.len() < self.need {
@@ -175,8 +175,7 @@ impl Scanner {
                 return Err(Malformed::TooLarge);
             }
             if end > bytes.len() {
-                // The line stays as it is found; it is read again, once, when all that it announces
-                // has come.
+                // The line is read again, once, when all that it announces has arrived.
                 self.need = end;
                 return Ok(None);
             }
@@ -210,8 +209,7 @@ impl Scanner {
             return if bytes.len() > max { Err(Malformed::TooLarge) } else { Ok(None) };
         };
         let newline = from + found;
-        // Where the line has only just been found, the search starts at it again if more has to
-        // come.
+        // If the element is incomplete, the next search starts at this line end.
         self.searched = newline;
         if newline < self.at + 2 || bytes[newline - 1] != b'\r' {
             return Err(Malformed::Garbage);
@@ -225,7 +223,7 @@ impl Scanner {
         Ok(())
     }
 
-    /// Counts an element that is complete. Says whether the whole reply is.
+    /// Counts a complete element. Returns whether the reply is complete.
     fn close(&mut self) -> bool {
         while self.depth > 0 {
             self.open[self.depth - 1] -= 1;
@@ -241,8 +239,7 @@ impl Scanner {
 /// The value of a reply that [`Scanner`] found complete.
 pub(super) fn decode(bytes: &[u8]) -> Result<Value, Malformed> {
     let mut rest = bytes;
-    // Lists that lack elements, the innermost last. A reply that is no list allocates nothing for
-    // it.
+    // Incomplete lists, the innermost last. A reply that is not a list allocates nothing here.
     let mut open: Vec<List> = Vec::new();
     loop {
         let mut done = match decode_element(&mut rest)? {
@@ -256,8 +253,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Value, Malformed> {
                 None
             }
         };
-        // A value may be the last of its list, and that list the last of its own. An attribute is
-        // no element of the list around it: the value that it is about comes next.
+        // A value may complete its list, and that list the one around it. An attribute is not an
+        // element of the list around it: its value comes next.
         while let Some(value) = done {
             let Some(mut list) = open.pop() else {
                 return if rest.is_empty() { Ok(value) } else { Err(Malformed::Garbage) };
@@ -275,7 +272,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Value, Malformed> {
     }
 }
 
-/// What a line of a reply begins.
+/// What a line of a reply starts.
 enum Element {
     Value(Value),
     List(List),
@@ -283,22 +280,22 @@ enum Element {
 
 /// A list whose elements follow.
 struct List {
-    /// The byte that it began with.
+    /// The type byte.
     kind: u8,
-    /// How many elements have not come yet; pairs are two.
+    /// How many elements are missing; a pair counts as two.
     lacking: usize,
     items: Vec<Value>,
 }
 
 impl List {
     fn new(kind: u8, count: usize, rest: &[u8]) -> Self {
-        // An element takes three bytes at least, and all of them are here. What an attribute tells
-        // is not kept.
+        // Every element has at least three bytes, and all of them are here. The elements of an
+        // attribute are dropped.
         let most = if kind == b'|' { 0 } else { rest.len() / 3 + 1 };
         List { kind, lacking: count, items: Vec::with_capacity(count.min(most)) }
     }
 
-    /// The value of a list that is complete; none of an attribute.
+    /// The value of a complete list; `None` for an attribute.
     fn closed(self) -> Option<Value> {
         match self.kind {
             b'|' => None,
@@ -316,7 +313,7 @@ impl List {
     }
 }
 
-/// Reads one line, and the bytes that belong to it.
+/// Decodes one line and the bytes that belong to it.
 fn decode_element(rest: &mut &[u8]) -> Result<Element, Malformed> {
     let newline = rest.iter().position(|&byte| byte == b'\n').ok_or(Malformed::Garbage)?;
     let (line, after) = rest.split_at(newline + 1);
@@ -370,13 +367,13 @@ fn parse_int(text: &[u8]) -> Option<i64> {
         if !digit.is_ascii_digit() {
             return None;
         }
-        // Counted downwards, because the lowest integer has no positive twin.
+        // Counted downwards, because the lowest integer has no positive counterpart.
         number = number.checked_mul(10)?.checked_sub(i64::from(digit - b'0'))?;
     }
     if negative { Some(number) } else { number.checked_neg() }
 }
 
-/// A length or count; nothing for the null of RESP2.
+/// A length or count; `None` for the null of RESP2.
 fn parse_length(text: &[u8], may_be_null: bool, max: usize) -> Result<Option<usize>, Malformed> {
     match parse_int(text) {
         Some(-1) if may_be_null => Ok(None),
@@ -388,7 +385,7 @@ fn parse_length(text: &[u8], may_be_null: bool, max: usize) -> Result<Option<usi
     }
 }
 
-/// Begins a command of `words` words.
+/// Starts a command of `words` words.
 pub(super) fn put_header(out: &mut Vec<u8>, words: usize) {
     put_number(out, b'*', words);
 }

@@ -1,35 +1,35 @@
-//! Sends calls to the server that must answer them, and decides by the table what to do when it
-//! does not.
+//! Sends calls to the server that owns their slot, and retries by the table of outcomes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::address::Address;
 use super::cluster::{Cluster, read_redirect};
 use super::conn::{Conn, Reply, Shape, Stage};
+use super::connect::Profile;
 use super::counters::Counting;
-use super::dial::{Place, Profile};
-use super::node::{Call, Means, Node};
+use super::node::{Means, Node, ScriptCall};
 use super::outcome::{Failure, FailureKind, Outcome, Then, rule};
 use super::resp::put_command;
 use super::sentinel::Sentinels;
-use super::url::{Login, Servers};
+use super::url::{self, Login};
 use super::{Counters, MAX_CONNECTIONS, NodeId, RedisUrl, Script, Settings};
 
-/// How often one call follows a slot that has moved.
+/// How often one call follows MOVED.
 const MAX_REDIRECTS: u32 = 3;
 
-/// How long to wait for a cluster that cannot answer at the moment, and at most so large a part of
-/// the time that is left.
+/// The wait before a retry to a cluster that is down, and the largest part of the remaining time
+/// that it may take.
 const MOMENT: (Duration, u32) = (Duration::from_millis(50), 4);
 
-/// Calls to the servers behind one address. Cheap to clone; everything ends when the last clone is
-/// dropped.
+/// Sends calls to the servers of one [`RedisUrl`]. Cheap to clone; connections close when the last
+/// clone is dropped.
 #[derive(Clone)]
-pub struct Router(Arc<Inner>);
+pub struct Router(Arc<Shared>);
 
-struct Inner {
+struct Shared {
     topology: Topology,
     settings: Arc<Settings>,
     counting: Arc<Counting>,
@@ -42,8 +42,11 @@ enum Topology {
 }
 
 impl Router {
-    /// Checks address and settings, and reads the files of TLS. Connects when the first call is
-    /// made, so a server that is down stops nobody from starting.
+    /// Checks the settings and reads the TLS files. The first call connects, so a server that is
+    /// down is not an error here.
+    ///
+    /// # Errors
+    /// If a setting is out of range, a TLS file cannot be used, or TLS is not compiled in.
     pub fn new(url: RedisUrl, settings: Settings) -> Result<Router, Failure> {
         check(&settings)?;
         #[cfg(not(feature = "tls"))]
@@ -73,28 +76,29 @@ impl Router {
         };
         let settings = Arc::clone(&means.settings);
         let topology = match &url.servers {
-            Servers::One(host) => Topology::One(Node::new(Place::Tcp(host.clone()), &means)),
-            Servers::Unix(path) => Topology::One(Node::new(Place::Unix(path.clone()), &means)),
-            Servers::Sentinel { sentinels, service, login } => {
+            url::Servers::One(host) => Topology::One(Node::new(Address::Tcp(host.clone()), &means)),
+            url::Servers::Unix(path) => {
+                Topology::One(Node::new(Address::Unix(path.clone()), &means))
+            }
+            url::Servers::Sentinel { sentinels, service, login } => {
                 let profile = profile(login, 0)?;
                 let sentinels =
                     Sentinels::new(service, sentinels.clone(), profile, Arc::clone(&counting));
-                let place = Place::Service(Arc::clone(sentinels.service()));
+                let place = Address::Service(Arc::clone(sentinels.service()));
                 means.sentinels = Some(Arc::new(sentinels));
                 Topology::One(Node::new(place, &means))
             }
-            Servers::Cluster(seeds) => Topology::Cluster(Cluster::new(seeds.clone(), means)),
+            url::Servers::Cluster(seeds) => Topology::Cluster(Cluster::new(seeds.clone(), means)),
         };
-        Ok(Router(Arc::new(Inner { topology, settings, counting })))
+        Ok(Router(Arc::new(Shared { topology, settings, counting })))
     }
 
-    /// When a call that begins now must have ended.
+    /// The deadline of a call that starts now.
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.0.settings.timeout
     }
 
-    /// Runs a script once on the server that owns `slot`. A server that does not have the script is
-    /// given it.
+    /// Runs a script once on the server that owns `slot`. Loads the script where it is missing.
     pub async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         script: &Script,
@@ -103,13 +107,13 @@ impl Router {
         args: &[A],
         deadline: Instant,
     ) -> Outcome {
-        let call = Call { script, keys, args };
+        let call = ScriptCall { script, keys, args };
         let counting = &self.0.counting;
         let (mut retries, mut redirects, mut asks) = (1_u32, MAX_REDIRECTS, 1_u32);
-        let mut asked = None;
+        let mut ask_node = None;
         loop {
-            let asking = asked.is_some();
-            let node = match asked.take() {
+            let asking = ask_node.is_some();
+            let node = match ask_node.take() {
                 Some(node) => node,
                 None => match self.owner(slot, deadline).await {
                     Ok(node) => node,
@@ -138,7 +142,7 @@ impl Router {
                 }
                 Next::Ask(node) if asks > 0 => {
                     asks -= 1;
-                    asked = Some(node);
+                    ask_node = Some(node);
                     counting.redirects.one();
                 }
                 _ => return outcome,
@@ -166,7 +170,10 @@ impl Router {
         self.judge(&node, conn, reply).0
     }
 
-    /// The servers that take writes, as far as is known; found out if nothing is.
+    /// The servers that take writes; reads the map of the cluster if it was never read.
+    ///
+    /// # Errors
+    /// If no node of the cluster returns a map before `deadline`.
     pub async fn masters(&self, deadline: Instant) -> Result<Vec<NodeId>, Failure> {
         match &self.0.topology {
             Topology::One(node) => Ok(vec![node.id().clone()]),
@@ -174,8 +181,8 @@ impl Router {
         }
     }
 
-    /// Which server decides about a slot, as far as is known: a number that is the same for the
-    /// same server, for a while. Slots without a server have a number of their own.
+    /// The index of the server that owns a slot, by the last map; `u16::MAX` without one. Another
+    /// map may have other indices.
     pub fn place(&self, slot: u16) -> u16 {
         match &self.0.topology {
             Topology::One(_) => 0,
@@ -188,7 +195,7 @@ impl Router {
         matches!(self.0.topology, Topology::Cluster(_))
     }
 
-    /// What has happened so far.
+    /// What the connections have counted so far.
     pub fn counters(&self) -> Counters {
         self.0.counting.read()
     }
@@ -200,7 +207,7 @@ impl Router {
         }
     }
 
-    /// What became of a call, and what to do about it.
+    /// The outcome of a call, and what to do next.
     fn judge(&self, node: &Node, conn: &Conn, reply: Reply) -> (Outcome, Next) {
         let cluster = match &self.0.topology {
             Topology::One(_) => None,
@@ -210,19 +217,18 @@ impl Router {
             Reply::Value(value) => return (Outcome::Applied(value), Next::GiveUp),
             Reply::Error { text, epoch } => (text, epoch),
             Reply::Failed { failure, stage } => {
-                // Its slots may have another owner by now.
+                // Its slots may have another owner now.
                 if let Some(cluster) = cluster.filter(|_| !conn.is_up()) {
                     cluster.read_soon(None);
                 }
                 let kind = failure.kind();
                 return match stage {
                     Stage::Begun => (Outcome::Unknown(failure), Next::GiveUp),
-                    // The connection broke before the call was sent, and the next one is being
-                    // made.
+                    // The connection broke before the call was sent; the driver reconnects.
                     Stage::Queued if kind == FailureKind::Disconnected => {
                         (Outcome::NotApplied(failure), Next::Retry)
                     }
-                    // Everything else would meet the same again.
+                    // A retry would meet the same.
                     Stage::Queued | Stage::Refused => (Outcome::NotApplied(failure), Next::GiveUp),
                 };
             }
@@ -230,7 +236,7 @@ impl Router {
         let ruling = rule(&text);
         let next = match (ruling.then, cluster) {
             (Then::GiveUp | Then::Load, _) => Next::GiveUp,
-            // On one server the name, or Sentinel, may lead elsewhere now.
+            // On one server the name, or Sentinel, may lead to another address now.
             (Then::Rediscover, None) if conn.retire(epoch) => Next::Retry,
             (Then::Rediscover, None) => Next::GiveUp,
             (Then::Reconnect, _) => {
@@ -252,7 +258,7 @@ impl Router {
             }
             (Then::Ask, Some(cluster)) => {
                 let found =
-                    read_redirect(&text, &node.id().0).and_then(|(_, host)| cluster.asked(host));
+                    read_redirect(&text, &node.id().0).and_then(|(_, host)| cluster.node_at(host));
                 found.map_or(Next::GiveUp, Next::Ask)
             }
             (Then::Follow | Then::Ask, None) => {
@@ -275,16 +281,16 @@ impl Router {
     }
 }
 
-/// What to do with a call that was not applied.
+/// What to do next with a call that was not applied.
 enum Next {
     GiveUp,
-    /// Try the same again.
+    /// Retry.
     Retry,
-    /// The same, after a moment.
+    /// Retry after a short wait.
     Wait,
-    /// Ask the owner of the slot, who is another now.
+    /// Retry on the new owner of the slot.
     Owner,
-    /// Ask this node, just this once.
+    /// Retry on this node, once.
     Ask(Arc<Node>),
 }
 

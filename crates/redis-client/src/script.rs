@@ -1,8 +1,8 @@
-//! A script, with what it is known by on the server.
+//! A script and its digest.
 
 use super::resp::{put_header, put_number_word, put_word};
 
-/// A Lua script and its SHA-1. Make it once and keep it.
+/// A Lua script and its SHA-1. Make it once and reuse it.
 #[derive(Clone, Debug)]
 pub struct Script {
     text: String,
@@ -27,12 +27,12 @@ impl Script {
         &self.text
     }
 
-    /// Forty hexadecimal digits in lower case.
+    /// The SHA-1: forty hexadecimal digits in lower case.
     pub fn sha(&self) -> &str {
         &self.sha
     }
 
-    /// Runs it by its digest.
+    /// Writes EVALSHA.
     pub(super) fn put_evalsha<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         out: &mut Vec<u8>,
@@ -44,7 +44,7 @@ impl Script {
         put_rest(out, keys, args);
     }
 
-    /// Runs it by its text, which the server keeps.
+    /// Writes EVAL; the server keeps the script.
     pub(super) fn put_eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         out: &mut Vec<u8>,

@@ -1,10 +1,10 @@
-//! Finding the primary of a service: Sentinel is asked whenever a connection has to be made, and
-//! once a second in between.
+//! Finds the primary of a service: queries Sentinel before each connection, and once a second
+//! meanwhile.
 //!
-//! Every failover has a number, its epoch, which only grows. A sentinel that was cut off from the
-//! others may name an old primary, in good faith and with an old epoch: it is asked last and
-//! believed only if nobody knows better. And a primary that was replaced without being told,
-//! because it was cut off itself, is left when a sentinel names another with a newer epoch.
+//! Every failover has a number, its epoch, which only grows. A sentinel that was partitioned from
+//! the others may name a former primary with an old epoch: it is queried last and believed only if
+//! no other sentinel has a newer epoch. A primary that was partitioned during a failover is left
+//! when a sentinel names another with a newer epoch.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,41 +14,42 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::address::Address;
+use super::connect::{Profile, connect};
 use super::counters::Counting;
-use super::dial::{Place, Profile, connect};
 use super::handshake::{Chat, introduce};
 use super::outcome::{Failure, FailureKind, escaped};
 use super::resp::Value;
 use super::url::Host;
 
-/// How long one sentinel may take. There are others.
+/// The timeout of one sentinel; there are others.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// How long an answer is good for. Several connections that break together ask once.
+/// How long an answer is reused, so that connections that break together query once.
 const GOOD_FOR: Duration = Duration::from_millis(100);
-/// How often a sentinel is asked while all is well.
+/// How often a sentinel is queried while the connection is up.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// The sentinels that watch a service.
 pub(super) struct Sentinels {
     service: Arc<str>,
-    /// How to talk to them; their login is not that of the servers.
+    /// Their login, which is not that of the servers.
     profile: Profile,
-    /// In the order in which they are asked: who could not help goes to the end.
+    /// In the order of queries: one that could not help moves to the end.
     hosts: Mutex<Vec<Host>>,
-    /// The last answer. Whoever asks holds it, so nobody asks at the same time.
+    /// The last answer. Locked during a query, so that there is one at a time.
     last: tokio::sync::Mutex<Option<(Instant, Result<Primary, Failure>)>>,
-    /// The newest that anybody has named.
+    /// The primary with the newest epoch so far.
     newest: Mutex<Option<Primary>>,
     watching: AtomicBool,
     counting: Arc<Counting>,
 }
 
-/// A primary, as a sentinel named it.
+/// A primary that a sentinel named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Primary {
     pub(super) host: Host,
-    /// The number of the failover that made it one. 0 if none did, or if the sentinel does not tell
-    /// us.
+    /// The number of the failover that made it the primary; 0 if there was none, or if the sentinel
+    /// does not return it.
     pub(super) epoch: u64,
 }
 
@@ -80,7 +81,7 @@ impl Sentinels {
         &self.service
     }
 
-    /// The primary, by the word of the first sentinel that is up to date.
+    /// The primary that the first up-to-date sentinel names.
     pub(super) async fn primary(&self) -> Result<Primary, Failure> {
         let mut last = self.last.lock().await;
         if let Some((when, answer)) = &*last
@@ -88,7 +89,7 @@ impl Sentinels {
         {
             return answer.clone();
         }
-        let answer = self.ask_all().await;
+        let answer = self.query_all().await;
         if let Ok(primary) = &answer {
             *self.newest.lock() = Some(primary.clone());
         }
@@ -96,7 +97,7 @@ impl Sentinels {
         answer
     }
 
-    /// Whether there has been a failover since `primary` was named, and another is the primary now.
+    /// Whether a failover since then has replaced `primary`.
     pub(super) fn is_replaced(&self, primary: &Primary) -> bool {
         let newest = self.newest.lock();
         newest
@@ -104,27 +105,28 @@ impl Sentinels {
             .is_some_and(|newest| newest.epoch > primary.epoch && newest.host != primary.host)
     }
 
-    async fn ask_all(&self) -> Result<Primary, Failure> {
+    async fn query_all(&self) -> Result<Primary, Failure> {
         self.counting.discoveries.one();
         let newest = self.newest.lock().as_ref().map_or(0, |newest| newest.epoch);
         let hosts = self.hosts.lock().clone();
         let (mut older, mut failure) = (None::<Primary>, None);
         for host in hosts {
-            let place = Place::Tcp(host);
-            let asked = timeout(PATIENCE, async { self.ask(&mut self.call(&place).await?).await });
-            match asked.await.unwrap_or_else(|_| Err(too_slow(&place))) {
+            let address = Address::Tcp(host);
+            let asked =
+                timeout(PATIENCE, async { self.query(&mut self.open(&address).await?).await });
+            match asked.await.unwrap_or_else(|_| Err(too_slow(&address))) {
                 Ok(primary) if primary.epoch >= newest => return Ok(primary),
                 Ok(primary) => {
-                    self.ask_last(&place);
+                    self.query_last(&address);
                     if older.as_ref().is_none_or(|older| older.epoch < primary.epoch) {
                         older = Some(primary);
                     }
                 }
                 Err(other) => {
-                    // At once, because there may be no time left to ask everybody: then the next
-                    // attempt begins with the others.
-                    self.ask_last(&place);
-                    // A sentinel that answered but could not help says more than one that is away.
+                    // Now and not after the loop, which may run out of time: then the next attempt
+                    // begins with the others.
+                    self.query_last(&address);
+                    // An answer that does not help says more than no answer.
                     let better = |old: &Failure| is_answer(&other) || !is_answer(old);
                     if failure.as_ref().is_none_or(better) {
                         failure = Some(other);
@@ -132,32 +134,32 @@ impl Sentinels {
                 }
             }
         }
-        // If everybody has gone back to older numbers the service was set up anew.
-        let nobody = || Failure::local(FailureKind::Unresolved, "there is no sentinel to ask");
-        older.ok_or_else(|| failure.unwrap_or_else(nobody))
+        // If all sentinels have older epochs, the service was set up anew.
+        let none = || Failure::local(FailureKind::Unresolved, "there is no sentinel to ask");
+        older.ok_or_else(|| failure.unwrap_or_else(none))
     }
 
-    fn ask_last(&self, place: &Place) {
+    fn query_last(&self, address: &Address) {
         let mut hosts = self.hosts.lock();
-        if let Some(index) = hosts.iter().position(|host| Place::Tcp(host.clone()) == *place) {
+        if let Some(index) = hosts.iter().position(|host| Address::Tcp(host.clone()) == *address) {
             hosts[index..].rotate_left(1);
         }
     }
 
-    async fn call(&self, place: &Place) -> Result<Chat, Failure> {
-        let stream = connect(place, &self.profile, &Mutex::default()).await?;
-        let mut chat = Chat::new(stream, place);
+    async fn open(&self, address: &Address) -> Result<Chat, Failure> {
+        let stream = connect(address, &self.profile, &Mutex::default()).await?;
+        let mut chat = Chat::new(stream, address);
         introduce(&mut chat, &self.profile.login, self.profile.protocol, &self.profile.client_name)
             .await?;
         Ok(chat)
     }
 
-    async fn ask(&self, chat: &mut Chat) -> Result<Primary, Failure> {
+    async fn query(&self, chat: &mut Chat) -> Result<Primary, Failure> {
         // The epoch first: a failover in between then makes the answer look old, not the old
         // primary new.
         let epoch = match chat.ask(&["SENTINEL", "MASTER", &self.service]).await? {
             Ok(about) => epoch_of(&about),
-            // We may not ask, or it does not know the service; the next answer tells.
+            // No right, or an unknown service: the next reply says which.
             Err(_) => 0,
         };
         let answer = match chat.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service]).await?
@@ -171,12 +173,12 @@ impl Sentinels {
             }
             _ => None,
         };
-        match address.and_then(|(name, port)| Host::told(name, port)) {
+        match address.and_then(|(name, port)| Host::announced(name, port)) {
             Some(host) => Ok(Primary { host, epoch }),
             None => {
                 let text = format!(
                     "sentinel {} knows no service named {}",
-                    chat.place(),
+                    chat.address(),
                     escaped(&self.service)
                 );
                 Err(Failure::local(FailureKind::Unresolved, text))
@@ -184,8 +186,7 @@ impl Sentinels {
         }
     }
 
-    /// Asks a sentinel now and then whether the primary is still the same, as long as anybody holds
-    /// this.
+    /// Queries a sentinel once a second, as long as this value is alive.
     pub(super) fn watch(self: &Arc<Self>) {
         if !self.watching.swap(true, Ordering::Relaxed) {
             let watch = Watch(Arc::downgrade(self));
@@ -194,7 +195,8 @@ impl Sentinels {
     }
 }
 
-/// The task that watches. Should it end with its runtime, the next connection starts another.
+/// The background task of [`Sentinels::watch`]. If it ends with its runtime, the next connection
+/// starts another.
 struct Watch(Weak<Sentinels>);
 
 impl Drop for Watch {
@@ -212,15 +214,16 @@ impl Watch {
             sleep(WATCH_EVERY).await;
             let Some(sentinels) = self.0.upgrade() else { return };
             let Some(first) = sentinels.hosts.lock().first().cloned() else { return };
-            let place = chat.as_ref().map_or(Place::Tcp(first), |chat: &Chat| chat.place().clone());
+            let address =
+                chat.as_ref().map_or(Address::Tcp(first), |chat: &Chat| chat.address().clone());
             let asked = timeout(PATIENCE, async {
                 let chat = match &mut chat {
                     Some(chat) => chat,
-                    none => none.insert(sentinels.call(&place).await?),
+                    none => none.insert(sentinels.open(&address).await?),
                 };
-                sentinels.ask(chat).await
+                sentinels.query(chat).await
             });
-            match asked.await.unwrap_or_else(|_| Err(too_slow(&place))) {
+            match asked.await.unwrap_or_else(|_| Err(too_slow(&address))) {
                 Ok(primary) => {
                     let mut newest = sentinels.newest.lock();
                     if newest.as_ref().is_none_or(|newest| newest.epoch < primary.epoch) {
@@ -229,15 +232,15 @@ impl Watch {
                 }
                 Err(_) => {
                     chat = None;
-                    sentinels.ask_last(&place);
+                    sentinels.query_last(&address);
                 }
             }
         }
     }
 }
 
-fn too_slow(place: &Place) -> Failure {
-    let text = format!("sentinel {place} did not answer within {} ms", PATIENCE.as_millis());
+fn too_slow(address: &Address) -> Failure {
+    let text = format!("sentinel {address} did not answer within {} ms", PATIENCE.as_millis());
     Failure::local(FailureKind::Timeout, text)
 }
 
@@ -248,8 +251,7 @@ fn is_answer(failure: &Failure) -> bool {
     )
 }
 
-/// `config-epoch` of what `SENTINEL MASTER` tells: a map in RESP3, names and values in turn in
-/// RESP2.
+/// `config-epoch` from the reply to `SENTINEL MASTER`: a map in RESP3, a flat list in RESP2.
 fn epoch_of(about: &Value) -> u64 {
     let epoch = match about {
         Value::Map(pairs) => pairs

@@ -1,6 +1,6 @@
-//! Which of the 16384 slots of a cluster a key is in.
+//! The slot of a key: one of 16384 parts of a cluster.
 
-/// How many slots there are.
+/// The number of slots.
 pub(super) const SLOTS: usize = 16384;
 
 /// The slot of a hash tag, or of a key without one: CRC-16/XMODEM, modulo 16384.
@@ -11,7 +11,7 @@ pub fn slot_of(tag: &[u8]) -> u16 {
     crc % 16384
 }
 
-/// What each byte does to the remainder, for the polynomial 0x1021.
+/// The remainder for each byte, by the polynomial 0x1021.
 const TABLE: [u16; 256] = {
     let mut table = [0; 256];
     let mut byte: u16 = 0;

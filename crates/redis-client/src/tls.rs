@@ -1,8 +1,7 @@
-//! TLS by rustls and ring: whom we trust, and who we are.
+//! TLS by rustls and ring: trusted authorities and the client certificate.
 //!
-//! Certificates are trusted if the authorities of the system say so, or those of `ca` and no
-//! others. The files are read again when they have changed, so a new certificate is used from the
-//! next connection on.
+//! The trusted authorities are those of the system, or only those of `ca`. The files are read again
+//! when they have changed, so the next connection uses a new certificate.
 
 use std::fmt;
 use std::io;
@@ -28,16 +27,16 @@ use tokio_rustls::rustls::{
     ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
-use super::dial::Stream;
 use super::outcome::{Failure, FailureKind, escaped};
+use super::stream::Stream;
 use super::tls_problem::{no_pem, pem_problem, rustls_problem, tls_problem};
 use super::url::{Host, TlsFiles};
 use tidegate_bounded::files::{MAX_SECRET_FILE_BYTES, read_file};
 
-/// How long a server may be silent in a handshake before it is asked whether it speaks without TLS.
+/// How long a handshake may have no reply before a PING without TLS tests for a plain server.
 const BEFORE_PING: Duration = Duration::from_millis(300);
 
-/// Makes plain connections into encrypted ones.
+/// Encrypts connections.
 pub(super) struct TlsClient {
     files: TlsFiles,
     current: Mutex<(Stamps, TlsConnector)>,
@@ -68,17 +67,22 @@ impl TlsClient {
         let address = stream.peer_addr().ok();
         let stream = tokio::select! {
             stream = self.fresh().connect(name, stream) => stream.map_err(|error| {
-                // A connection that breaks during the handshake says nothing about certificates.
-                let kind = if is_about_tls(&error) { FailureKind::Tls } else { FailureKind::Disconnected };
+                // A broken connection says nothing about certificates.
+                let kind = match is_about_tls(&error) {
+                    true => FailureKind::Tls,
+                    false => FailureKind::Disconnected,
+                };
                 failed(kind, &tls_problem(&error))
             })?,
-            () = answers_plainly(address) => return Err(failed(FailureKind::Tls, "it answers without TLS")),
+            () = answers_plainly(address) => {
+                return Err(failed(FailureKind::Tls, "it answers without TLS"));
+            }
         };
         Ok(Stream::Tls(Box::new(stream)))
     }
 
-    /// The connector, made anew if the files have changed. Files that cannot be read, perhaps just
-    /// being written, change nothing.
+    /// The connector, built again if the files have changed. Files that cannot be read, perhaps
+    /// because they are being written, change nothing.
     fn fresh(&self) -> TlsConnector {
         let now = stamps(&self.files);
         let mut current = self.current.lock();
@@ -91,9 +95,8 @@ impl TlsClient {
     }
 }
 
-/// Ends if a server is found to speak plain RESP. One that does waits for the end of a command
-/// while a client waits for its part of the handshake, so silence is looked into: by a PING, which
-/// needs no secret.
+/// Returns if the server speaks plain RESP. Such a server waits for the end of a command while the
+/// client waits for the handshake, so a PING, which needs no secret, tells the two apart.
 async fn answers_plainly(address: Option<SocketAddr>) {
     let ping = async {
         tokio::time::sleep(BEFORE_PING).await;
@@ -131,7 +134,9 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
         .with_safe_default_protocol_versions()
         .map_err(|error| failed(format!("TLS: {error}")))?;
     let builder = if files.insecure {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustAnybody(provider)))
+        builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(TrustAnyCertificate(provider)))
     } else {
         let roots = match &files.ca {
             Some(path) => authorities_of(path)?,
@@ -189,11 +194,11 @@ fn authorities_of_the_system() -> Result<RootCertStore, Failure> {
     Ok(roots)
 }
 
-/// For `insecure=true`: anybody's certificate will do, as long as they hold its key.
+/// For `insecure=true`: accepts any certificate whose key the server holds.
 #[derive(Debug)]
-struct TrustAnybody(Arc<CryptoProvider>);
+struct TrustAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for TrustAnybody {
+impl ServerCertVerifier for TrustAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -1,4 +1,4 @@
-//! What went wrong with TLS, in plain words.
+//! TLS errors as texts for users.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMes
 
 use tidegate_bounded::files::why_unreadable;
 
-/// What went wrong with a handshake or on an encrypted connection, for people.
+/// The text for an error of a handshake or of an encrypted connection.
 pub fn tls_problem(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(error) => rustls_problem(error),
@@ -18,7 +18,7 @@ pub fn tls_problem(error: &io::Error) -> String {
     }
 }
 
-/// The same of an error of rustls itself.
+/// The text for an error of rustls.
 pub fn rustls_problem(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(problem) => certificate(problem),
@@ -58,7 +58,7 @@ pub fn rustls_problem(error: &Error) -> String {
     }
 }
 
-/// Why a PEM file cannot be used that should hold this: `CERTIFICATE` or `PRIVATE KEY`.
+/// The text for an error of a PEM file; `expected` is `CERTIFICATE` or `PRIVATE KEY`.
 pub fn pem_problem(error: &pem::Error, expected: &str) -> String {
     match error {
         pem::Error::NoItemsFound => no_pem(expected),
@@ -67,7 +67,7 @@ pub fn pem_problem(error: &pem::Error, expected: &str) -> String {
     }
 }
 
-/// Nothing of that kind is in a PEM file.
+/// The text for a PEM file without an item of the expected kind.
 pub fn no_pem(expected: &str) -> String {
     format!("no {} in it: expected PEM with BEGIN {expected}", expected.to_lowercase())
 }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_problem_is_told_by_the_names_of_types() {
+    fn no_text_shows_the_name_of_a_type() {
         let errors = [
             Error::InvalidCertificate(CertificateError::UnknownIssuer),
             Error::InvalidCertificate(CertificateError::BadEncoding),

@@ -1,13 +1,15 @@
-//! One connection as its callers see it: a line in which everybody has a place.
+//! One connection that many callers share.
 //!
-//! Callers write their commands into one buffer under a short lock and wait. The driver
-//! ([`super::driver`]) takes the buffer, gives it to the socket, and puts replies into the places
-//! of those who wait. Whoever goes away leaves their place behind, to be cleared by the driver when
-//! the reply has come, so nobody can ever read a reply that is not theirs. A command whose caller
-//! went away before the driver took it is not sent at all.
+//! A call appends its command to one buffer under a short lock, adds an entry to the queue, and
+//! waits. The task of the connection ([`driver`]) writes the buffer to the socket and stores
+//! replies in the entries. A cancelled call leaves its entry behind until its reply has arrived, so
+//! no call reads the reply of another. A command that is cancelled before the driver takes it is
+//! not sent.
 
-mod drive;
-mod line;
+mod driver;
+mod handover;
+mod queue;
+mod serving;
 
 use std::future::poll_fn;
 use std::mem;
@@ -18,21 +20,20 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub(super) use self::drive::Taken;
-use self::line::{Line, Place, State};
-pub(super) use self::line::{Queued, Reply, Shape, Stage};
+use self::queue::{CallQueue, Entry, Queued, State};
+pub(super) use self::queue::{Reply, Shape, Stage};
+use super::Settings;
 use super::counters::Counting;
 use super::dial::Dialer;
 use super::outcome::{Failure, FailureKind};
-use super::{Settings, driver};
 use tidegate_bounded::in_time;
 
-/// How long a connection must have lived before it is let go in the hope of a better one.
+/// How old a connection must be before it is retired for a better one.
 const MIN_LIFE: Duration = Duration::from_millis(100);
 
-/// A connection, or the attempt to have one.
+/// A connection, or the attempt to make one.
 pub(super) struct Conn {
-    line: Mutex<Line>,
+    queue: Mutex<CallQueue>,
     pub(super) dialer: Dialer,
     pub(super) settings: Arc<Settings>,
     pub(super) counting: Arc<Counting>,
@@ -44,30 +45,30 @@ impl Conn {
         settings: Arc<Settings>,
         counting: Arc<Counting>,
     ) -> Arc<Self> {
-        Arc::new(Conn { line: Mutex::new(Line::new()), dialer, settings, counting })
+        Arc::new(Conn { queue: Mutex::new(CallQueue::new()), dialer, settings, counting })
     }
 
-    /// Sends what `encode` writes and waits for the answer, until `deadline` at the latest.
+    /// Sends what `encode` writes and waits for the reply until `deadline`.
     pub(super) async fn call(
         self: &Arc<Self>,
         shape: Shape,
         encode: impl Fn(&mut Vec<u8>),
         deadline: Instant,
     ) -> Reply {
-        let mut ticket = Ticket { conn: self, place: None };
+        let mut ticket = Ticket { conn: self, entry: None };
         let answer = poll_fn(|context| {
-            let Some(place) = ticket.place else {
+            let Some(entry) = ticket.entry else {
                 return match self.join(shape, &encode, context.waker()) {
-                    Ok(place) => {
-                        ticket.place = Some(place);
+                    Ok(entry) => {
+                        ticket.entry = Some(entry);
                         Poll::Pending
                     }
                     Err(failure) => Poll::Ready(Reply::Failed { failure, stage: Stage::Refused }),
                 };
             };
-            let reply = self.look(place, context);
+            let reply = self.poll_entry(entry, context);
             if reply.is_ready() {
-                ticket.place = None;
+                ticket.entry = None;
             }
             reply
         });
@@ -79,39 +80,38 @@ impl Conn {
 
     /// Whether a call would be sent without delay.
     pub(super) fn is_up(&self) -> bool {
-        matches!(self.line.lock().state, State::Up)
+        matches!(self.queue.lock().state, State::Up)
     }
 
-    /// Whether a call would be sent without delay. If nobody has tried to connect yet, that is
-    /// begun.
+    /// Whether a call would be sent without delay. Starts the driver if it has not run yet.
     pub(super) fn is_up_or_starts(self: &Arc<Self>) -> bool {
-        let mut line = self.line.lock();
-        if matches!(line.state, State::Idle) {
-            line.state = State::Connecting;
-            drop(line);
+        let mut queue = self.queue.lock();
+        if matches!(queue.state, State::Idle) {
+            queue.state = State::Connecting;
+            drop(queue);
             driver::start(self);
             return false;
         }
-        matches!(line.state, State::Up)
+        matches!(queue.state, State::Up)
     }
 
-    /// Takes a place in line.
+    /// Queues a command. Returns its entry.
     fn join(
         self: &Arc<Self>,
         shape: Shape,
         encode: &impl Fn(&mut Vec<u8>),
         waker: &Waker,
     ) -> Result<u32, Failure> {
-        let mut line = self.line.lock();
+        let mut queue = self.queue.lock();
         let mut start = false;
-        match &line.state {
+        match &queue.state {
             State::Up | State::Retiring | State::Connecting => {}
             State::Idle => start = true,
             State::Down(failure) => {
                 let failure = failure.clone();
-                line.demand = true;
-                let driver = line.driver.take();
-                drop(line);
+                queue.demand = true;
+                let driver = queue.driver.take();
+                drop(queue);
                 wake(driver);
                 return Err(failure);
             }
@@ -122,99 +122,98 @@ impl Conn {
                 ));
             }
         }
-        let before = line.bytes.len();
-        let full = line.waiting >= self.settings.max_in_flight;
+        let before = queue.bytes.len();
+        let full = queue.waiting >= self.settings.max_in_flight;
         if !full {
-            encode(&mut line.bytes);
+            encode(&mut queue.bytes);
         }
-        if full || line.bytes.len() > self.settings.max_queued_bytes {
-            line.bytes.truncate(before);
-            let calls = line.waiting;
-            drop(line);
+        if full || queue.bytes.len() > self.settings.max_queued_bytes {
+            queue.bytes.truncate(before);
+            let calls = queue.waiting;
+            drop(queue);
             self.counting.overloads.one();
             let text = format!(
                 "too many calls are waiting for the server: {calls} calls, {before} bytes unsent"
             );
             return Err(Failure::local(FailureKind::Overloaded, text));
         }
-        let taken = Place::Queued(waker.clone());
-        let place = match line.free.pop() {
-            Some(place) => {
-                line.places[place as usize] = taken;
-                place
+        let new = Entry::Queued(waker.clone());
+        let entry = match queue.free.pop() {
+            Some(entry) => {
+                queue.entries[entry as usize] = new;
+                entry
             }
             None => {
-                line.places.push(taken);
-                u32::try_from(line.places.len() - 1).expect("max_in_flight is far below 2^32")
+                queue.entries.push(new);
+                u32::try_from(queue.entries.len() - 1).expect("max_in_flight is far below 2^32")
             }
         };
-        let len = line.bytes.len() - before;
-        line.queued.push_back(Queued { place, len, shape });
-        line.waiting += 1;
+        let len = queue.bytes.len() - before;
+        queue.queued.push_back(Queued { entry, len, shape });
+        queue.waiting += 1;
         if start {
-            line.state = State::Connecting;
+            queue.state = State::Connecting;
         }
-        let driver = line.driver.take();
-        drop(line);
+        let driver = queue.driver.take();
+        drop(queue);
         wake(driver);
         if start {
             driver::start(self);
         }
-        Ok(place)
+        Ok(entry)
     }
 
-    /// Whether the reply has come.
-    fn look(&self, place: u32, context: &mut Context<'_>) -> Poll<Reply> {
-        // Dropped after the lock: nobody knows what the waker of an executor does when it goes.
+    /// The reply, once it has arrived.
+    fn poll_entry(&self, entry: u32, context: &mut Context<'_>) -> Poll<Reply> {
+        // Dropped after the lock: dropping a waker may run code of the executor.
         let _old;
-        let mut line = self.line.lock();
-        match &mut line.places[place as usize] {
-            Place::Queued(waker) | Place::Sent(waker) => {
+        let mut queue = self.queue.lock();
+        match &mut queue.entries[entry as usize] {
+            Entry::Queued(waker) | Entry::Sent(waker) => {
                 if !waker.will_wake(context.waker()) {
                     _old = mem::replace(waker, context.waker().clone());
                 }
                 Poll::Pending
             }
-            done => match mem::replace(done, Place::Free) {
-                Place::Done(reply) => {
-                    line.free.push(place);
+            done => match mem::replace(done, Entry::Free) {
+                Entry::Done(reply) => {
+                    queue.free.push(entry);
                     Poll::Ready(reply)
                 }
                 _ => unreachable!(
-                    "a place is freed only by its owner, or after its owner has left it"
+                    "an entry is freed only by its call, or after its call was cancelled"
                 ),
             },
         }
     }
 
-    /// Gives up a place. Says how far its command has come, or what the reply was, if it came after
-    /// all.
-    fn leave(&self, place: u32) -> Result<Reply, Stage> {
-        // As in `look`.
+    /// Cancels a call. Returns how far its command got, or the reply if it has arrived after all.
+    fn leave(&self, entry: u32) -> Result<Reply, Stage> {
+        // As in `poll_entry`.
         let _waker;
-        let mut line = self.line.lock();
-        let slot = &mut line.places[place as usize];
-        match mem::replace(slot, Place::Free) {
-            Place::Queued(waker) => {
+        let mut queue = self.queue.lock();
+        let slot = &mut queue.entries[entry as usize];
+        match mem::replace(slot, Entry::Free) {
+            Entry::Queued(waker) => {
                 _waker = waker;
-                *slot = Place::Cancelled;
-                line.cancelled += 1;
-                // Not worth the walk for one, but a line of the departed must not grow.
-                if line.cancelled > 64 && line.cancelled > line.queued.len() / 2 {
-                    line.clear_cancelled();
+                *slot = Entry::Cancelled;
+                queue.cancelled += 1;
+                // Not worth a pass for one, but cancelled commands must not accumulate.
+                if queue.cancelled > 64 && queue.cancelled > queue.queued.len() / 2 {
+                    queue.clear_cancelled();
                 }
                 Err(Stage::Queued)
             }
-            Place::Sent(waker) => {
+            Entry::Sent(waker) => {
                 _waker = waker;
-                *slot = Place::Left;
+                *slot = Entry::Left;
                 Err(Stage::Begun)
             }
-            Place::Done(reply) => {
-                line.free.push(place);
+            Entry::Done(reply) => {
+                queue.free.push(entry);
                 Ok(reply)
             }
-            _ => unreachable!("a place is left once, by its owner"),
+            _ => unreachable!("a call is cancelled once"),
         }
     }
 
@@ -224,55 +223,55 @@ impl Conn {
         self.settle(State::Closed, &failure);
     }
 
-    /// Lets go of connection `epoch`, because the next one may lead to another server or be better
-    /// authenticated. Says whether a call has a chance to fare better: not if this connection was
-    /// made a moment ago, because it would be made again at every call.
+    /// Retires connection `epoch`, because the next one may lead to another server or authenticate
+    /// with other credentials. Returns whether a retry may succeed: not if this connection is only
+    /// moments old, which would mean a new connection for every call.
     pub(super) fn retire(&self, epoch: u64) -> bool {
-        let mut line = self.line.lock();
-        if line.epoch != epoch || !matches!(line.state, State::Up) {
+        let mut queue = self.queue.lock();
+        if queue.epoch != epoch || !matches!(queue.state, State::Up) {
             return matches!(
-                line.state,
+                queue.state,
                 State::Up | State::Retiring | State::Connecting | State::Idle
             );
         }
-        if line.since.elapsed() < MIN_LIFE {
+        if queue.since.elapsed() < MIN_LIFE {
             return false;
         }
-        line.state = State::Retiring;
-        let driver = line.driver.take();
-        drop(line);
+        queue.state = State::Retiring;
+        let driver = queue.driver.take();
+        drop(queue);
         wake(driver);
         true
     }
 
-    /// What the driver found out. Everybody who waits is told why there is no reply.
+    /// Sets the state and fails every waiting call with `failure`.
     fn settle(&self, state: State, failure: &Failure) {
-        let mut line = self.line.lock();
-        if matches!(line.state, State::Closed) {
+        let mut queue = self.queue.lock();
+        if matches!(queue.state, State::Closed) {
             return;
         }
-        let woken = line.fail_all(state, failure);
-        let driver = line.driver.take();
-        drop(line);
+        let woken = queue.fail_all(state, failure);
+        let driver = queue.driver.take();
+        drop(queue);
         wake(driver);
         woken.into_iter().for_each(Waker::wake);
     }
 }
 
-/// A caller's hold on their place. Dropping it leaves the line.
+/// The entry of a call in progress. Dropping it cancels the call.
 struct Ticket<'a> {
     conn: &'a Conn,
-    place: Option<u32>,
+    entry: Option<u32>,
 }
 
 impl Ticket<'_> {
-    /// Leaves because there is no more time.
+    /// Cancels the call at its deadline.
     fn give_up(mut self) -> Reply {
-        let Some(place) = self.place.take() else {
-            // Not even the first step was made: the deadline had passed before.
+        let Some(entry) = self.entry.take() else {
+            // The deadline had passed before the first poll.
             return timed_out(&self.conn.counting, Stage::Refused);
         };
-        match self.conn.leave(place) {
+        match self.conn.leave(entry) {
             Ok(reply) => reply,
             Err(stage) => timed_out(&self.conn.counting, stage),
         }
@@ -290,8 +289,8 @@ fn timed_out(counting: &Counting, stage: Stage) -> Reply {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
-            let _ = self.conn.leave(place);
+        if let Some(entry) = self.entry.take() {
+            let _ = self.conn.leave(entry);
         }
     }
 }

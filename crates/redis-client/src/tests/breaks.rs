@@ -1,4 +1,4 @@
-//! Connections that break, stall, lie or drip; servers that die; and what callers are told.
+//! Connections that break, stall, drip or return garbage, and the outcomes that callers see.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,34 +7,10 @@ use tidegate_testkit::{Fault, FaultProxy};
 
 use super::*;
 
-fn incr() -> Script {
-    Script::new("redis.call('INCR', KEYS[1]) return ARGV[1]")
-}
-
-async fn call(router: &Router, script: &Script, nonce: &str, within: Duration) -> Outcome {
-    router.eval(script, 0, &["tg:n"], &[nonce], Instant::now() + within).await
-}
-
-async fn until_applied(router: &Router, script: &Script) -> Duration {
-    let start = Instant::now();
-    until_async("calls are answered again", || async {
-        matches!(call(router, script, "x", PATIENCE).await, Outcome::Applied(_))
-    })
-    .await;
-    start.elapsed()
-}
-
-fn count(server: &Server) -> u64 {
-    match server.command(&["GET", "tg:n"]) {
-        tidegate_testkit::Reply::Text(text) => text.parse().unwrap(),
-        _ => 0,
-    }
-}
-
-/// A process that is not let run for a while finds answers and passed deadlines together. What lies
-/// in the socket has come in time.
+/// A process that was suspended finds replies and passed deadlines together. A reply that is
+/// already in the socket has arrived in time.
 #[test]
-fn an_answer_that_came_while_the_process_did_not_run_is_an_answer() {
+fn a_reply_that_arrived_while_the_process_was_suspended_counts() {
     let server = Server::start(Flavor::Redis7);
     // With one thread it is certain who is polled first.
     let runtime =
@@ -47,11 +23,11 @@ fn an_answer_that_came_while_the_process_did_not_run_is_an_answer() {
             let (began, within) = (Instant::now(), Duration::from_millis(5));
             let waiting =
                 tokio::spawn(async move { call(&own, &script, &number.to_string(), within).await });
-            // The caller, then the one who writes.
+            // The caller, then the driver.
             for _ in 0..4 {
                 tokio::task::yield_now().await;
             }
-            // From here until there is an answer this thread does nothing else.
+            // From here until there is a reply this thread does nothing else.
             tidegate_testkit::wait_until("the server has answered, too late", PATIENCE, || {
                 count(&server) > before && began.elapsed() > 2 * within
             });
@@ -81,8 +57,8 @@ async fn a_stalled_server_costs_a_call_its_deadline_and_no_more() {
                 start.elapsed()
             );
         }
-        // After a second of silence the connection is given up; then nobody waits any more.
-        until_async("callers are refused at once", || async {
+        // After a second of silence the connection is closed; then calls fail without a wait.
+        until_async("calls fail immediately", || async {
             let start = Instant::now();
             let outcome = call(&router, &script, "late", Duration::from_secs(5)).await;
             matches!(outcome, Outcome::NotApplied(_))
@@ -97,7 +73,7 @@ async fn a_stalled_server_costs_a_call_its_deadline_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_short_stall_is_survived_and_late_replies_are_nobodys() {
+async fn a_short_stall_keeps_the_connection_and_late_replies_are_dropped() {
     let server = Server::start(Flavor::Redis7);
     let router = patient(&server.url());
     let script = incr();
@@ -127,7 +103,7 @@ async fn a_short_stall_is_survived_and_late_replies_are_nobodys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_calls_than_may_wait_are_refused_at_once() {
+async fn calls_above_the_bound_fail_immediately() {
     let server = Server::start(Flavor::Redis7);
     let settings = Settings { max_in_flight: 50, silence: PATIENCE, ..Settings::default() };
     let router = Router::new(parsed(&server.url()), settings).unwrap();
@@ -140,7 +116,7 @@ async fn more_calls_than_may_wait_are_refused_at_once() {
             tokio::spawn(async move { call(&router, &script, &number.to_string(), PATIENCE).await })
         })
         .collect();
-    until_async("all places are taken", || async {
+    until_async("all entries are taken", || async {
         let start = Instant::now();
         let outcome = call(&router, &script, "one more", Duration::from_millis(1)).await;
         matches!(outcome, Outcome::NotApplied(failure) if failure.kind() == FailureKind::Overloaded)
@@ -151,7 +127,7 @@ async fn more_calls_than_may_wait_are_refused_at_once() {
     for (number, task) in waiting.into_iter().enumerate() {
         match task.await.unwrap() {
             Outcome::Applied(value) => assert_eq!(value, bulk(&number.to_string())),
-            // A place was taken by one of those above.
+            // One of the calls above took its entry.
             other => assert_eq!(not_applied(other).kind(), FailureKind::Overloaded),
         }
     }
@@ -160,7 +136,7 @@ async fn more_calls_than_may_wait_are_refused_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_not_handed_to_the_socket_is_never_sent_after_it_was_given_up() {
+async fn an_unwritten_call_is_not_sent_after_its_deadline() {
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
     let router = patient(proxy.url());
@@ -187,7 +163,7 @@ async fn what_was_not_handed_to_the_socket_is_never_sent_after_it_was_given_up()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_breaks_is_told_at_once_and_nothing_is_sent_twice() {
+async fn a_broken_connection_fails_its_call_immediately_and_nothing_is_sent_twice() {
     for (fault, applied) in [
         (Fault::CutBeforeRequest, false),
         (Fault::CutAfterRequest, true),
@@ -212,7 +188,7 @@ async fn a_connection_that_breaks_is_told_at_once_and_nothing_is_sent_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everybody_on_a_connection_that_breaks_is_told_at_once() {
+async fn a_broken_connection_fails_all_its_calls_immediately() {
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
     let router = patient(proxy.url());
@@ -256,8 +232,7 @@ async fn lost_replies_are_unknown_and_not_replayed() {
         unknown(call(&router, &script, "lost", Duration::from_millis(20)).await);
     }
     until("all were applied", || count(&server) == before + 10).await;
-    // The connection is out of step: a reply that is missing must not be made up for by the next.
-    // It is given up as soon as it has been silent for too long.
+    // A lost reply must not be replaced by the next one: the connection is closed after `silence`.
     until("the silence is noticed", || proxy.counts().connections > 1).await;
     proxy.set(Fault::Pass);
     proxy.cut();
@@ -269,7 +244,7 @@ async fn lost_replies_are_unknown_and_not_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replies_that_come_in_crumbs_are_whole() {
+async fn replies_that_arrive_byte_by_byte_are_complete() {
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
     let router = router(proxy.url());
@@ -278,7 +253,7 @@ async fn replies_that_come_in_crumbs_are_whole() {
     for length in [0, 1, 10, 1000] {
         echoes(&router, &script, &"x".repeat(length)).await;
     }
-    // Too slow for the deadline: given up, and later replies are still the right ones.
+    // Too slow for the deadline: later replies still reach the right calls.
     proxy.set(Fault::Drip { bytes: 1, pause: Duration::from_millis(5) });
     unknown(
         router
@@ -297,7 +272,7 @@ async fn replies_that_come_in_crumbs_are_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn garbage_ends_the_connection_and_nobody_believes_it() {
+async fn garbage_ends_the_connection_and_is_no_reply() {
     let server = Server::start(Flavor::Redis7);
     for seed in 0..20 {
         let proxy = FaultProxy::with_seed(&server, seed);
@@ -313,7 +288,7 @@ async fn garbage_ends_the_connection_and_nobody_believes_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_network_that_does_everything_at_once_never_gives_a_caller_the_wrong_reply() {
+async fn no_mix_of_faults_gives_a_call_the_wrong_reply() {
     let server = Server::start(Flavor::Valkey9);
     let proxy = FaultProxy::with_seed(&server, 7);
     let router = router(proxy.url());
@@ -358,14 +333,14 @@ async fn a_network_that_does_everything_at_once_never_gives_a_caller_the_wrong_r
     for fault in faults.into_iter().cycle().take(15) {
         let enough = applied.load(Ordering::Relaxed) + 100;
         proxy.sometimes(3, fault);
-        until("some calls came through", || applied.load(Ordering::Relaxed) >= enough).await;
+        until("some calls were applied", || applied.load(Ordering::Relaxed) >= enough).await;
     }
     proxy.set(Fault::Pass);
     done.store(true, Ordering::Relaxed);
     for caller in callers {
         caller.await.unwrap();
     }
-    // What was answered was done, and what was not applied was not.
+    // Applied calls ran, and calls that were not applied did not.
     let (applied, unknown) = (applied.load(Ordering::Relaxed), unknown.load(Ordering::Relaxed));
     let done = count(&server) - before;
     assert!(
@@ -398,137 +373,7 @@ async fn replies_beyond_their_bound_end_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_dies_is_told_at_once_and_found_again_soon() {
-    for flavor in Flavor::ALL {
-        let server = Server::start(flavor);
-        let router = router(&server.url());
-        let script = incr();
-        until_applied(&router, &script).await;
-        for _ in 0..3 {
-            server.kill();
-            until_async("the death is noticed", || async {
-                let start = Instant::now();
-                let outcome = call(&router, &script, "x", PATIENCE).await;
-                assert!(start.elapsed() < Duration::from_secs(1), "{flavor}: {:?}", start.elapsed());
-                matches!(outcome, Outcome::NotApplied(failure) if failure.kind() == FailureKind::Refused)
-            })
-            .await;
-            // Many calls, few attempts.
-            let (before, start) = (router.counters().failed_connects, Instant::now());
-            for _ in 0..20_000 {
-                not_applied(call(&router, &script, "x", PATIENCE).await);
-            }
-            let attempts = router.counters().failed_connects - before;
-            let most = 8 + start.elapsed().as_millis() / 10;
-            assert!(
-                u128::from(attempts) <= most,
-                "{flavor}: {attempts} attempts in {:?}",
-                start.elapsed()
-            );
-            server.restart();
-            let back = until_applied(&router, &script).await;
-            assert!(back < Duration::from_secs(1), "{flavor}: back after {back:?}");
-        }
-        assert_eq!(router.counters().reconnects, 3, "{flavor}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_router_starts_without_its_server_and_finds_it_when_it_comes() {
-    let server = Server::start(Flavor::Redis7);
-    server.kill();
-    let router = router(&server.url());
-    let failure = not_applied(call(&router, &incr(), "x", PATIENCE).await);
-    assert_eq!(failure.kind(), FailureKind::Refused, "{failure}");
-    assert!(failure.to_string().starts_with("no connection to 127.0.0.1:"), "{failure}");
-    server.restart();
-    // Nobody asks, and yet it is found: the first call after is answered.
-    until("it is connected", || router.counters().connects == 1).await;
-    assert!(matches!(call(&router, &incr(), "x", PATIENCE).await, Outcome::Applied(_)));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn names_that_have_no_address_are_told() {
-    let router = router("redis://no-such-host.invalid");
-    let failure = not_applied(call(&router, &incr(), "x", PATIENCE).await);
-    assert!(matches!(failure.kind(), FailureKind::Unresolved | FailureKind::Timeout), "{failure}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn forgotten_scripts_fail_no_call_and_are_loaded_once() {
-    for flavor in Flavor::ALL {
-        let server = Server::start(flavor);
-        let router = router(&server.url());
-        let script = incr();
-        until_applied(&router, &script).await;
-        let before = count(&server);
-        let done = Arc::new(AtomicBool::new(false));
-        let callers: Vec<_> = (0..64)
-            .map(|caller| {
-                let (router, script, done) = (router.clone(), script.clone(), Arc::clone(&done));
-                tokio::spawn(async move {
-                    let mut calls = 0_u64;
-                    while !done.load(Ordering::Relaxed) {
-                        calls += 1;
-                        let nonce = format!("{caller}:{calls}");
-                        assert_eq!(
-                            call(&router, &script, &nonce, PATIENCE).await,
-                            Outcome::Applied(bulk(&nonce))
-                        );
-                    }
-                    calls
-                })
-            })
-            .collect();
-        let loads = router.counters().script_loads;
-        for round in 1..=10 {
-            server.command(&["SCRIPT", "FLUSH"]);
-            until("it was loaded again", || router.counters().script_loads >= loads + round).await;
-        }
-        done.store(true, Ordering::Relaxed);
-        let mut calls = 0;
-        for caller in callers {
-            calls += caller.await.unwrap();
-        }
-        assert_eq!(count(&server), before + calls, "{flavor}: every call was applied once");
-        let loads = router.counters().script_loads - loads;
-        assert!(loads <= 30, "{flavor}: {loads} loads for 10 times forgotten");
-    }
-}
-
-/// Whoever finds no script while another is loading it over the same connection asks again at once,
-/// and is answered behind the script: two trips in all, not three.
-#[tokio::test(flavor = "multi_thread")]
-async fn who_finds_no_script_does_not_wait_for_the_end_of_its_load() {
-    const TRIP: Duration = Duration::from_millis(100);
-    let server = Server::start(Flavor::Redis7);
-    let proxy = FaultProxy::start(&server);
-    let (router, script) = (router(proxy.url()), incr());
-    until_applied(&router, &script).await;
-    proxy.set(Fault::Delay { request: Duration::ZERO, reply: TRIP, jitter: Duration::ZERO });
-    let mut took = Vec::new();
-    // A machine that has other things to do makes some of them slow.
-    while took.iter().all(|took| *took >= TRIP * 3) {
-        assert!(took.len() < 20, "{took:?}: two trips are {:?}", TRIP * 2);
-        server.command(&["SCRIPT", "FLUSH"]);
-        let began = Instant::now();
-        let calls: Vec<_> = (0..10)
-            .map(|number: u32| {
-                let (router, script) = (router.clone(), script.clone());
-                tokio::spawn(
-                    async move { call(&router, &script, &number.to_string(), PATIENCE).await },
-                )
-            })
-            .collect();
-        for (number, call) in calls.into_iter().enumerate() {
-            assert_eq!(call.await.unwrap(), Outcome::Applied(bulk(&number.to_string())));
-        }
-        took.push(began.elapsed());
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_idle_connection_that_was_lost_is_noticed_before_the_next_call() {
+async fn a_lost_idle_connection_is_replaced_before_the_next_call() {
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
     let settings = Settings {
@@ -539,7 +384,7 @@ async fn an_idle_connection_that_was_lost_is_noticed_before_the_next_call() {
     let router = Router::new(parsed(proxy.url()), settings).unwrap();
     until_applied(&router, &incr()).await;
     proxy.set(Fault::SwallowReplies);
-    // Nobody calls. The question goes unanswered, and the connection is given up.
+    // Without calls, the PING gets no reply and the connection is closed.
     until("it connects again", || proxy.counts().connections > 1).await;
     proxy.set(Fault::Pass);
     until_applied(&router, &incr()).await;

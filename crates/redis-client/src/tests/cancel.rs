@@ -1,4 +1,4 @@
-//! Callers who go away: at any moment, by the thousand, without a trace.
+//! Cancelled calls, at every stage.
 
 use std::future::Future;
 use std::pin::pin;
@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::*;
 
-/// Drops a call after it has been polled so many times; says how far it came.
+/// Polls a call this many times and drops it; returns its outcome if it was ready before.
 async fn dropped_after(polls: usize, call: impl Future<Output = Outcome>) -> Option<Outcome> {
     let mut call = pin!(call);
     for _ in 0..polls {
@@ -21,7 +21,7 @@ async fn dropped_after(polls: usize, call: impl Future<Output = Outcome>) -> Opt
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_who_goes_away_never_lets_another_read_their_reply() {
+async fn no_call_reads_the_reply_of_a_cancelled_one() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let router = router(&server.url());
@@ -61,10 +61,10 @@ async fn a_caller_who_goes_away_never_lets_another_read_their_reply() {
         }
         assert!(finished > 1000, "{flavor}: only {finished} of 16000 calls were finished");
         assert_eq!(router.counters().connects, 1, "{flavor}");
-        // Replies come in order: with this one all earlier ones have come.
+        // Replies arrive in order: with this one all earlier ones have arrived.
         let last = router.eval(&script, 0, &["tg:n"], &["last"], soon()).await;
         assert_eq!(last, Outcome::Applied(bulk("last")), "{flavor}");
-        // All places are free again: as many calls as there are places go through together.
+        // All entries are free again: `max_in_flight` calls fit.
         let outcomes = futures_of(0..4096, |number| {
             let (router, script) = (router.clone(), script.clone());
             async move { router.eval(&script, 0, &["tg:n"], &[number.to_string()], soon()).await }
@@ -92,7 +92,7 @@ async fn a_call_that_is_dropped_before_it_was_sent_is_not_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_who_was_to_load_the_script_and_goes_away_is_replaced() {
+async fn a_cancelled_load_is_taken_over_by_the_next_call() {
     let server = Server::start(Flavor::Redis7);
     let router = router(&server.url());
     for polls in 0..12 {
@@ -113,7 +113,7 @@ async fn dropping_the_router_closes_its_connections() {
     drop(router);
     echoes(&clone, &echo(), "still here").await;
     drop(clone);
-    until("nobody is connected", || {
+    until("no client is connected", || {
         !server.command(&["CLIENT", "LIST"]).text().contains("name=tidegate")
     })
     .await;

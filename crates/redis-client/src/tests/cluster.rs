@@ -2,7 +2,7 @@
 
 use tidegate_testkit::{Cluster, Reply as KitReply};
 
-use super::super::dial::Place;
+use super::super::address::Address;
 use super::super::url::Host;
 use super::*;
 
@@ -40,7 +40,7 @@ async fn every_slot_is_served_by_its_owner() {
         let mut masters = router.masters(soon()).await.unwrap();
         let mut expected: Vec<NodeId> = owners
             .iter()
-            .map(|&port| NodeId(Place::Tcp(Host { name: "127.0.0.1".into(), port })))
+            .map(|&port| NodeId(Address::Tcp(Host { name: "127.0.0.1".into(), port })))
             .collect();
         masters.sort_by_key(NodeId::to_string);
         expected.sort_by_key(NodeId::to_string);
@@ -118,7 +118,7 @@ async fn a_slot_that_is_moved_is_followed_and_remembered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_planned_failover_costs_nobody_a_call() {
+async fn a_planned_failover_fails_no_call() {
     let cluster = Cluster::start(Flavor::Valkey9);
     let router = router(&cluster.url());
     let (script, tag) = (incr(), TAGS[0]);
@@ -206,15 +206,18 @@ async fn lost_slots_are_reported_and_the_cluster_that_comes_back_is_used() {
     for tag in TAGS {
         increment(&router, &script, tag, soon()).await;
     }
-    // Two of three masters gone: nobody can elect anybody, and the third stops serving.
+    // Without two of three masters there is no election, and the third stops serving.
     let gone: Vec<_> =
         TAGS[1..].iter().map(|tag| cluster.kill_master_of(cluster.slot_of(tag))).collect();
     until_async("the cluster is down", || async {
         let outcome = increment(&router, &script, TAGS[0], soon()).await;
-        matches!(outcome, Outcome::NotApplied(failure) if failure.kind() == FailureKind::ClusterDown)
+        matches!(
+            outcome,
+            Outcome::NotApplied(failure) if failure.kind() == FailureKind::ClusterDown
+        )
     })
     .await;
-    // It might have been down for a moment only: it is asked once more, after that moment.
+    // It may be down only briefly, so the call is retried once, after a short wait.
     let (began, retries) = (Instant::now(), router.counters().retries);
     let outcome = increment(&router, &script, TAGS[0], soon()).await;
     assert!(matches!(outcome, Outcome::NotApplied(_)), "{outcome:?}");
@@ -284,7 +287,7 @@ async fn a_plain_address_of_a_cluster_says_which_address_to_use() {
 #[test]
 fn redirects_and_announced_names_are_read_as_they_come() {
     use super::super::cluster::{host_of, read_redirect};
-    let asked = Place::Tcp(Host { name: "10.0.0.7".into(), port: 7000 });
+    let asked = Address::Tcp(Host { name: "10.0.0.7".into(), port: 7000 });
     let host = |name: &str, port| Host { name: name.into(), port };
     for (error, expected) in [
         ("MOVED 3999 127.0.0.1:6381", Some((3999, host("127.0.0.1", 6381)))),

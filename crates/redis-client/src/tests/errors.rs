@@ -1,4 +1,4 @@
-//! Every error that a server can answer, provoked on a real one.
+//! Every error reply, provoked on a real server.
 
 use std::thread;
 
@@ -26,7 +26,7 @@ fn ok(reply: KitReply) {
     assert_eq!(reply, KitReply::Text("OK".into()));
 }
 
-/// Provokes an error by a setting, expects it, takes the setting back, and expects an answer.
+/// Provokes an error by a setting, expects it, reverts the setting, and expects a reply.
 async fn by_setting(name: &str, [bad, good]: [&str; 2], kind: FailureKind, mention: &str) {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
@@ -170,7 +170,7 @@ async fn a_server_that_is_loading() {
         assert_eq!(
             router.counters().connects,
             1,
-            "{flavor}: nobody reconnects to a server that answers"
+            "{flavor}: a server that answers needs no new connection"
         );
     }
 }
@@ -232,7 +232,10 @@ async fn a_password_that_was_set_and_a_login_that_was_withdrawn() {
     ok(client.command(&["CONFIG", "SET", "requirepass", "pw"]).unwrap());
     client.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
     until_async("the login is refused", || async {
-        matches!(run(&router).await, Outcome::NotApplied(failure) if failure.kind() == FailureKind::NoAuth)
+        matches!(
+            run(&router).await,
+            Outcome::NotApplied(failure) if failure.kind() == FailureKind::NoAuth
+        )
     })
     .await;
     let attempts = router.counters().failed_connects;

@@ -7,6 +7,7 @@ mod errors;
 mod one;
 mod outcome;
 mod resp;
+mod restarts;
 mod sentinel;
 #[cfg(feature = "tls")]
 mod tls;
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 
 use super::{Failure, FailureKind, NodeId, Outcome, RedisUrl, Router, Script, Settings, Value};
 
-/// Long enough for a machine under load; what must be quick is asserted to be.
+/// Long enough for a machine under load; tests assert separately what must be fast.
 const PATIENCE: Duration = Duration::from_secs(60);
 const NO_KEYS: &[&str] = &[];
 
@@ -35,13 +36,13 @@ fn router(text: &str) -> Router {
     Router::new(parsed(text), Settings::default()).unwrap()
 }
 
-/// One that does not mind long silences.
+/// A router that tolerates long silences.
 fn patient(text: &str) -> Router {
     let settings = Settings { silence: PATIENCE, ..Settings::default() };
     Router::new(parsed(text), settings).unwrap()
 }
 
-/// Answers what it is given.
+/// A script that returns its argument.
 fn echo() -> Script {
     Script::new("return ARGV[1]")
 }
@@ -82,21 +83,21 @@ fn unknown(outcome: Outcome) -> Failure {
     }
 }
 
-/// Asks again and again until it is so.
+/// Polls until the condition holds.
 async fn until(what: &str, condition: impl Fn() -> bool) {
     until_async(what, || std::future::ready(condition())).await;
 }
 
-/// The same, where asking takes a call.
+/// The same for a condition that takes a call.
 async fn until_async<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
     let end = soon();
     while !condition().await {
-        assert!(Instant::now() < end, "waited in vain until {what}");
+        assert!(Instant::now() < end, "timed out waiting until {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Runs all at the same time.
+/// Runs all concurrently.
 async fn futures_of<I: IntoIterator, F>(items: I, start: impl Fn(I::Item) -> F) -> Vec<F::Output>
 where
     F: Future<Output: Send + 'static> + Send + 'static,
@@ -107,4 +108,28 @@ where
         outputs.push(task.await.unwrap());
     }
     outputs
+}
+
+fn incr() -> Script {
+    Script::new("redis.call('INCR', KEYS[1]) return ARGV[1]")
+}
+
+async fn call(router: &Router, script: &Script, nonce: &str, within: Duration) -> Outcome {
+    router.eval(script, 0, &["tg:n"], &[nonce], Instant::now() + within).await
+}
+
+async fn until_applied(router: &Router, script: &Script) -> Duration {
+    let start = Instant::now();
+    until_async("calls are answered again", || async {
+        matches!(call(router, script, "x", PATIENCE).await, Outcome::Applied(_))
+    })
+    .await;
+    start.elapsed()
+}
+
+fn count(server: &Server) -> u64 {
+    match server.command(&["GET", "tg:n"]) {
+        tidegate_testkit::Reply::Text(text) => text.parse().unwrap(),
+        _ => 0,
+    }
 }

@@ -24,7 +24,7 @@ async fn commands_run_on_a_server_by_its_name() {
     let router = router(&server.url());
     assert_eq!(command(&router, &["PING"]).await, Outcome::Applied(Value::Simple("PONG".into())));
     assert_eq!(command(&router, &["GET", "nothing"]).await, Outcome::Applied(Value::Nil));
-    let elsewhere = NodeId(super::super::dial::Place::Unix("/elsewhere".into()));
+    let elsewhere = NodeId(super::super::address::Address::Unix("/elsewhere".into()));
     let failure = not_applied(router.command(&elsewhere, &["PING"], soon()).await);
     assert_eq!(failure.to_string(), "/elsewhere is not one of the servers");
     assert!(!router.is_cluster());
@@ -120,7 +120,7 @@ async fn passwords_and_users_are_accepted_in_both_protocols() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_login_is_told_at_once_and_not_tried_over_and_over() {
+async fn a_wrong_login_fails_immediately_and_is_not_tried_at_every_call() {
     for flavor in Flavor::ALL {
         let server = Server::builder(flavor).password("right").start();
         for (login, kind) in [
@@ -135,7 +135,7 @@ async fn a_wrong_login_is_told_at_once_and_not_tried_over_and_over() {
                 let failure = not_applied(router.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
                 assert_eq!(failure.kind(), kind, "{flavor} {text}: {failure}");
                 assert!(!format!("{failure} {failure:?}").contains("s3cret"), "{failure}");
-                // Callers are told what is known; nobody asks the server again.
+                // Calls fail with the known reason, without another attempt.
                 let start = Instant::now();
                 while start.elapsed() < Duration::from_millis(300) {
                     let failure =
@@ -150,7 +150,7 @@ async fn a_wrong_login_is_told_at_once_and_not_tried_over_and_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_that_can_be_printed_shows_a_password() {
+async fn no_output_shows_a_password() {
     let server = Server::builder(Flavor::Redis7).password("other").start();
     // A server that repeats the arguments of a command it does not know, and one that is not there.
     let repeats = Server::builder(Flavor::Redis7).args("--rename-command", &["AUTH", ""]).start();

@@ -83,7 +83,10 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_refused_or_waited_for_but_never_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), cuts in any::<u64>()) {
+    fn garbage_is_refused_or_incomplete_but_never_a_panic(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..200),
+        cuts in any::<u64>(),
+    ) {
         // Mostly bytes that mean something.
         for (index, byte) in bytes.iter_mut().enumerate() {
             if cuts >> (index % 61) & 1 == 0 {
@@ -95,7 +98,11 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_changes_at_most_this_reply(value in values(), at in any::<prop::sample::Index>(), to in any::<u8>()) {
+    fn a_changed_byte_changes_at_most_this_reply(
+        value in values(),
+        at in any::<prop::sample::Index>(),
+        to in any::<u8>(),
+    ) {
         let mut bytes = Vec::new();
         written(&value, &mut bytes);
         let at = at.index(bytes.len());

@@ -1,4 +1,4 @@
-//! Sentinel: the primary is found, made sure of, and looked for again when it changes.
+//! Sentinel: the client finds the primary, verifies its role, and follows a failover.
 
 use tidegate_testkit::Sentinels;
 
@@ -20,13 +20,13 @@ async fn until_served(router: &Router, script: &Script) -> Duration {
             return start.elapsed();
         }
         assert!(Instant::now() < deadline + Duration::from_secs(1), "a call outlived its deadline");
-        assert!(start.elapsed() < PATIENCE, "nobody served the call: {:?}", router.counters());
+        assert!(start.elapsed() < PATIENCE, "no server applied the call: {:?}", router.counters());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_primary_is_found_and_found_again_after_it_died() {
+async fn the_primary_is_found_again_after_its_death() {
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let service = Sentinels::start(flavor);
         let router = router(&service.url());
@@ -45,7 +45,7 @@ async fn the_primary_is_found_and_found_again_after_it_died() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_only_stalls_is_left_as_well() {
+async fn a_stalled_primary_is_left() {
     let service = Sentinels::start(Flavor::Redis8);
     let router = router(&service.url());
     let script = incr();
@@ -54,7 +54,7 @@ async fn a_primary_that_only_stalls_is_left_as_well() {
     old.stop_signal();
     until_served(&router, &script).await;
     assert_ne!(service.wait_for_failover().port(), old.port());
-    // When it goes on it is told to follow the new one. Nobody writes to it meanwhile.
+    // When it continues, Sentinel makes it a replica; no call writes to it meanwhile.
     old.continue_signal();
     service.wait_until_ok();
     until_served(&router, &script).await;
@@ -82,7 +82,7 @@ async fn a_planned_failover_is_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinels_that_are_away_are_passed_over() {
+async fn unavailable_sentinels_are_skipped() {
     let service = Sentinels::start(Flavor::Redis7);
     service.sentinels()[0].stop_signal();
     service.sentinels()[1].kill();
@@ -92,7 +92,7 @@ async fn sentinels_that_are_away_are_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_nobody_knows_is_named() {
+async fn an_unknown_service_is_named() {
     let service = Sentinels::start(Flavor::Redis62);
     let url = service.url().replace("/mymaster", "/elsewhere");
     let failure = not_applied(increment(&router(&url), &incr(), soon()).await);
@@ -103,7 +103,7 @@ async fn a_service_that_nobody_knows_is_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sentinel_that_names_a_replica_is_not_believed() {
     let service = Sentinels::start(Flavor::Redis7);
-    // Demoted behind the sentinels' back; they will notice, but not at once.
+    // Demoted without the sentinels, which notice only after a while.
     let (master, replica) = (service.master(), service.replica());
     replica.command(&["REPLICAOF", "NO", "ONE"]);
     master.command(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]);
@@ -116,19 +116,18 @@ async fn a_sentinel_that_names_a_replica_is_not_believed() {
                 "{failure}"
             );
         }
-        Outcome::Applied(_) => {} // They were quicker.
+        Outcome::Applied(_) => {} // The sentinels were faster.
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_was_replaced_behind_its_back_is_left() {
+async fn a_replaced_primary_that_still_takes_writes_is_left() {
     let service = Sentinels::start(Flavor::Redis7);
     let router = router(&service.url());
     let script = incr();
     increment(&router, &script, soon()).await;
-    // The sentinels can no longer log in, so to them it is dead. To us it is well, and it takes
-    // writes as before.
+    // The sentinels can no longer log in and take it for dead, but it still takes writes.
     let old = service.master();
     let mut client = old.client().unwrap();
     client.command(&["CONFIG", "SET", "requirepass", "pw"]).unwrap();
@@ -140,7 +139,7 @@ async fn a_primary_that_was_replaced_behind_its_back_is_left() {
     let new = service.servers().iter().find(|server| server.port() != old.port()).unwrap();
     until_async("calls reach the new primary", || async {
         increment(&router, &script, soon()).await;
-        // Whoever makes it the primary closes the connections of its clients, ours among them.
+        // Its promotion closes the connections of its clients, this one included.
         let ask = |words: &[&str]| new.try_command(words).ok();
         let role =
             ask(&["INFO", "replication"]).is_some_and(|reply| reply.text().contains("role:master"));
@@ -155,6 +154,6 @@ async fn a_primary_that_was_replaced_behind_its_back_is_left() {
     .await;
     assert!(
         client.command(&["INFO", "replication"]).unwrap().text().contains("role:master"),
-        "both are, and yet"
+        "the old primary still is one, too"
     );
 }

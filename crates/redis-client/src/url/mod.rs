@@ -1,4 +1,4 @@
-//! Where the servers are: one URL for every topology, read once, credentials kept out of sight.
+//! The URL of a store: one form for every topology; credentials are never shown.
 //!
 //! ```text
 //! redis://[user[:password]@]host[:port][/db]           rediss:// over TLS
@@ -31,8 +31,8 @@ pub use self::secret::Secret;
 /// where it has to be. Options: `protocol=2` or `3` (otherwise 3, or 2 where the server knows no
 /// other); with TLS `ca=FILE`, `cert=FILE` with `key=FILE`, and `insecure=true`, which trusts any
 /// certificate; for Sentinel its own `sentinel_user` and `sentinel_password`; for unix sockets
-/// `db`, `user` and `password`; and `secret`, a text that only the processes sharing the store know,
-/// from which the store derives slots.
+/// `db`, `user` and `password`; and `secret`, a text that only the processes sharing the store
+/// know, from which the store derives slots.
 ///
 /// Neither `Display` nor `Debug` shows the user, a password or the secret.
 ///
@@ -49,13 +49,13 @@ pub struct RedisUrl {
     pub(super) database: u32,
     pub(super) protocol: Option<Protocol>,
     pub(super) tls: Option<TlsFiles>,
-    /// What keeps others from choosing slots.
+    /// Keeps clients from choosing slots; see `Secret`.
     secret: Option<Secret>,
-    /// Spelled as the caller did.
+    /// Spelled `valkey`, as the caller did.
     valkey: bool,
 }
 
-/// Who is to be asked.
+/// The servers that a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Servers {
     One(Host),
@@ -84,21 +84,21 @@ pub(super) enum Protocol {
     Resp3,
 }
 
-/// The files that TLS needs, and whether to look at certificates at all.
+/// The files of TLS, and whether certificates are verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TlsFiles {
     pub(super) ca: Option<PathBuf>,
-    /// Our certificate and its key: both or none.
+    /// The client certificate and its key.
     pub(super) identity: Option<(PathBuf, PathBuf)>,
     pub(super) insecure: bool,
 }
 
-/// What is wrong with a [`RedisUrl`]. It never shows a password or a secret.
+/// A [`RedisUrl`] that cannot be used. It never shows a password or a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("store URL: {part}{found}: expected {expected}")]
 pub struct RedisUrlError {
     part: &'static str,
-    /// What was found, quoted; or nothing where it is missing or could be a secret.
+    /// The value found, quoted; empty where it is missing or could be a secret.
     found: String,
     expected: String,
 }
@@ -119,7 +119,7 @@ fn shortened(text: &str) -> String {
 }
 
 impl RedisUrl {
-    /// Whether it brings a secret, which is not shown.
+    /// Whether it has the option `secret`.
     pub fn has_secret(&self) -> bool {
         self.secret.is_some()
     }
@@ -143,9 +143,8 @@ impl fmt::Debug for Login {
 }
 
 impl Host {
-    /// One that a server names: it may say what it likes, so what cannot be a name or an address is
-    /// none.
-    pub(super) fn told(name: &str, port: u16) -> Option<Host> {
+    /// A host that a server names, if it can be a name or an address.
+    pub(super) fn announced(name: &str, port: u16) -> Option<Host> {
         const LONGEST: usize = 255;
         let is_plain = name.chars().all(|char| char.is_alphanumeric() || ".-_:%".contains(char));
         (is_plain && !name.is_empty() && name.len() <= LONGEST && port > 0)

@@ -1,5 +1,5 @@
-//! Reading an address, part by part. Errors name the part and what was found, unless it could be a
-//! secret.
+//! Parses a [`RedisUrl`] part by part. Errors name the part, and the value found unless it could be
+//! a secret.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -8,11 +8,11 @@ use super::{Host, Login, Protocol, RedisUrl, RedisUrlError, Secret, Servers, Tls
 
 const SERVER_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
-/// The most servers one URL may name.
+/// The most hosts in one URL.
 const MAX_HOSTS: usize = 64;
 
-/// The URL that a text without a scheme most likely means: nothing, unless it is a host alone,
-/// which is no secret.
+/// A suggestion for a text without a scheme: empty, unless the text is only a host, which is no
+/// secret.
 fn with_scheme(text: &str) -> String {
     let is_host = !text.is_empty()
         && text.len() < 64
@@ -24,7 +24,7 @@ fn with_scheme(text: &str) -> String {
     if !is_host {
         return String::new();
     }
-    // One with its slashes forgotten.
+    // A scheme without its slashes.
     match text.split_once(':') {
         Some((scheme, rest)) if read_scheme(scheme).is_ok() => format!(": write {scheme}://{rest}"),
         _ => format!(": write redis://{text}"),
@@ -37,7 +37,7 @@ impl FromStr for RedisUrl {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = RedisUrlError::new;
         let Some((scheme, rest)) = text.split_once("://") else {
-            // Without a scheme it is not known where a password would be, so nothing is shown.
+            // Without a scheme a password could be anywhere, so nothing is shown.
             return Err(RedisUrlError::new(
                 "no scheme",
                 None,
@@ -52,9 +52,8 @@ impl FromStr for RedisUrl {
             Some((login, rest)) if kind != Kind::Unix => (read_login(login)?, rest),
             _ => (Login::default(), before_query),
         };
-        // An @ further on may mean that a password has an unescaped question mark. Then nothing
-        // that follows is shown. So may one that stands among the options, with an unescaped
-        // ampersand.
+        // A later @ may mean that a password has an unescaped question mark, and so may a password
+        // among the options an unescaped ampersand. Then errors show nothing of the rest.
         let in_query = ["secret=", "password=", "pass="].iter().any(|name| query.contains(name));
         let secret = query.contains('@') || rest.contains('#') || in_query;
         let show = Show { secret };
@@ -85,7 +84,7 @@ impl FromStr for RedisUrl {
                 None => 0,
                 Some(text) => read_database(&text, show)?,
             };
-            // `pass` is what other clients call it.
+            // Other clients call it `pass`.
             let password = options.take("password")?.or(options.take("pass")?);
             let login = Login { user: options.take("user")?, password };
             check_login(&login)?;
@@ -143,7 +142,7 @@ enum Kind {
     Cluster,
 }
 
-/// Whether it is spelled valkey, whether it is over TLS, and what it leads to.
+/// Whether it is spelled valkey, whether it uses TLS, and its kind.
 fn read_scheme(scheme: &str) -> Result<(bool, bool, Kind), RedisUrlError> {
     let lower = scheme.to_ascii_lowercase();
     let (base, kind) = match lower.split_once('+') {
@@ -226,8 +225,7 @@ fn read_hosts(text: &str, default_port: u16, show: Show) -> Result<Vec<Host>, Re
                 None => (item, None),
             };
             if port.is_some_and(|port| port.contains(':')) {
-                // Shown only where it can be nothing but an address: `user:pass:word` looks the
-                // same.
+                // Shown only if it can only be an address: `user:pass:word` looks alike.
                 let address = |text: &&str| {
                     text.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte))
                 };
@@ -253,7 +251,7 @@ fn read_hosts(text: &str, default_port: u16, show: Show) -> Result<Vec<Host>, Re
             None => default_port,
             Some(text) => match text.parse::<u16>() {
                 Ok(port) if port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()) => port,
-                // What is not a number may be a password whose @host was forgotten.
+                // Text that is not a number may be a password without its @host.
                 _ => {
                     let number =
                         Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
@@ -301,7 +299,7 @@ fn read_tls(options: &mut Options<'_>, show: Show) -> Result<TlsFiles, RedisUrlE
     Ok(TlsFiles { ca, identity, insecure })
 }
 
-/// What follows the question mark, taken out one by one; what is left over at the end is a mistake.
+/// The options after the question mark. Each is taken out; one left at the end is a mistake.
 struct Options<'a> {
     pairs: Vec<(&'a str, &'a str)>,
 }
@@ -349,8 +347,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// The text behind percent signs. What it was is not shown where it cannot be read: it may be a
-/// password.
+/// Decodes percent signs. An error does not show the text: it may be a password.
 fn percent_decoded(part: &'static str, text: &str) -> Result<String, RedisUrlError> {
     let error =
         || RedisUrlError::new(part, None, "percent-encoded UTF-8: %XX with two hexadecimal digits");
@@ -367,13 +364,13 @@ fn percent_decoded(part: &'static str, text: &str) -> Result<String, RedisUrlErr
         });
     }
     match String::from_utf8(bytes) {
-        // A NUL ends a path or a name for the operating system, and nothing else has a use for it.
+        // A NUL would cut off a path or a name.
         Ok(text) if !text.contains('\0') => Ok(text),
         _ => Err(error()),
     }
 }
 
-/// Whether what was found may be repeated.
+/// Whether errors may show the value found.
 #[derive(Clone, Copy)]
 struct Show {
     secret: bool,

@@ -1,16 +1,16 @@
-//! A word that all processes of a store share and nobody else knows, so that nobody else can tell
-//! which slot a key falls into.
+//! A text that only the processes of a store know, so that clients cannot compute the slot of a
+//! key.
 
 use std::fmt;
 
-/// The shortest and the longest secret, in bytes: 16 at random cannot be guessed.
+/// The allowed length in bytes: 16 random bytes cannot be guessed.
 const BYTES: std::ops::RangeInclusive<usize> = 16..=512;
 
-/// A secret, not checked yet. `Debug` does not show it.
+/// A secret of any length. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// A secret that cannot be used. It is not shown, only its length.
+/// A secret of a wrong length. It shows only the length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {}", self.expected())]
 pub struct InvalidSecret(usize);
@@ -21,7 +21,10 @@ impl Secret {
         Secret(text.into())
     }
 
-    /// The bytes to make a key of.
+    /// The bytes, if there are enough of them and not too many.
+    ///
+    /// # Errors
+    /// If there are fewer than 16 or more than 512.
     pub fn checked(&self) -> Result<&[u8], InvalidSecret> {
         if BYTES.contains(&self.0.len()) {
             Ok(self.0.as_bytes())
@@ -32,7 +35,7 @@ impl Secret {
 }
 
 impl InvalidSecret {
-    /// What can be used.
+    /// The expected length, and the length found.
     pub fn expected(&self) -> String {
         format!("{} to {} bytes at random, found {}", BYTES.start(), BYTES.end(), self.0)
     }

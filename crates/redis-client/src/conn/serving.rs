@@ -1,4 +1,4 @@
-//! A connection at work: one write for everybody who waits, one read for everybody who is answered.
+//! A connection that is up: one write for all queued commands, one read for all replies.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -8,49 +8,52 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::conn::{Conn, Queued, Reply, Shape, Taken};
-use super::dial::{Opened, Stream};
-use super::outcome::{Failure, FailureKind, escaped, rule};
-use super::resp::{Scanner, Value, decode, put_command};
-use super::sentinel::Primary;
+use super::Conn;
+use super::handover::Taken;
+use super::queue::{Queued, Reply, Shape};
+use crate::dial::Opened;
+use crate::outcome::{Failure, FailureKind, escaped, rule};
+use crate::resp::{Scanner, Value, decode, put_command};
+use crate::sentinel::Primary;
+use crate::stream::Stream;
 
-/// How much is read at once.
+/// The size of one read.
 const READ: usize = 16 << 10;
-/// With so many calls unanswered a server has something to do until the next write. Fewer, and it
-/// may run idle: then every call is sent at once.
+/// With this many calls unanswered the server stays busy until the next write, so a write waits for
+/// more calls. With fewer, every call is sent immediately.
 const ENOUGH: usize = 32;
-/// How large a buffer may stay when it is empty.
+/// The largest capacity that an empty buffer keeps.
 const KEEP: usize = 256 << 10;
-/// The place of commands that the driver sends by itself.
-const NOBODY: u32 = u32::MAX;
-/// Into how many parts the time of allowed silence is cut.
+/// The entry of commands that the driver itself sends.
+const NO_ENTRY: u32 = u32::MAX;
+/// Ticks in `silence`, the time without a byte after which the connection counts as dead.
 const TICKS: u32 = 4;
 
 /// How a connection ended.
 pub(super) enum Ended {
-    /// Nobody wants the connection any more.
+    /// The connection was closed.
     Stopped,
-    /// Let go, to be made anew.
+    /// Retired, to be replaced.
     Retired,
     Broken(Failure),
 }
 
-/// A connection at work.
+/// A connection that is up.
 pub(super) struct Serving<'a> {
     conn: &'a Conn,
     stream: Stream,
     epoch: u64,
-    /// Where Sentinel led.
+    /// The primary that Sentinel named.
     primary: Option<Primary>,
-    /// What is being given to the socket, and how much of it was.
+    /// What is being written to the socket, and how much of it was.
     out: Vec<u8>,
     out_at: usize,
     /// How many of `sent`, from the back, have their commands in `out`.
     in_out: usize,
     unflushed: bool,
-    /// Whether those in line have been made to wait for the others already.
+    /// Whether the queued commands were already deferred once.
     waited: bool,
-    /// Who waits for a reply, in the order of the replies.
+    /// Commands without a reply, in the order of the replies.
     sent: VecDeque<Queued>,
     /// What was read: `input[start..end]`.
     input: Vec<u8>,
@@ -61,8 +64,8 @@ pub(super) struct Serving<'a> {
     woken: Vec<Waker>,
     tick: Pin<Box<Sleep>>,
     tick_every: Duration,
-    /// Whether anything came since the last tick, and for how many ticks nothing has while somebody
-    /// waited, or nobody has.
+    /// Whether a byte arrived since the last tick; how many ticks passed without one while calls
+    /// waited; how many passed without a call.
     heard: bool,
     silent: u32,
     idle: u32,
@@ -127,7 +130,7 @@ impl<'a> Serving<'a> {
         self.write(context)
     }
 
-    /// Reads once and delivers what is complete. Says whether there may be more.
+    /// Reads once and delivers complete replies. Returns whether there may be more.
     fn read(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Failure>> {
         if self.end == self.input.len() {
             if self.start > 0 {
@@ -135,8 +138,7 @@ impl<'a> Serving<'a> {
                 self.end -= self.start;
                 self.start = 0;
             } else {
-                // Only ever as large as twice what has come; how much may come is bounded by the
-                // scanner.
+                // At most twice what has arrived, which the scanner bounds.
                 self.input.resize(self.input.len() * 2, 0);
             }
         }
@@ -155,7 +157,7 @@ impl<'a> Serving<'a> {
         Poll::Ready(parsed.map(|()| true))
     }
 
-    /// Makes replies of what was read.
+    /// Decodes the replies in the input.
     fn parse(&mut self) -> Result<(), Failure> {
         let settings = &self.conn.settings;
         while self.start < self.end {
@@ -178,22 +180,22 @@ impl<'a> Serving<'a> {
             };
             self.start += length;
             if let Value::Push(_) = value {
-                // We asked for none, but a server may say what it likes in between.
+                // Nothing subscribes to pushes, but a server may send them at any time.
                 continue;
             }
-            let Some(front) = self.sent.front_mut() else { return Err(self.unasked(value)) };
+            let Some(front) = self.sent.front_mut() else { return Err(self.unexpected(value)) };
             if front.shape.replies > 1 {
                 front.shape.replies -= 1;
                 continue;
             }
-            let place = front.place;
+            let entry = front.entry;
             self.sent.pop_front();
-            if place != NOBODY {
+            if entry != NO_ENTRY {
                 let reply = match value {
                     Value::Error(text) => Reply::Error { text, epoch: self.epoch },
                     value => Reply::Value(value),
                 };
-                self.replies.push((place, reply));
+                self.replies.push((entry, reply));
             }
         }
         self.start = 0;
@@ -204,9 +206,9 @@ impl<'a> Serving<'a> {
         Ok(())
     }
 
-    /// A reply that nobody waits for. An error may be worth repeating: a server that wants to be
-    /// rid of us says so.
-    fn unasked(&self, value: Value) -> Failure {
+    /// The failure for a reply without a call. An error reply says why the server closes the
+    /// connection.
+    fn unexpected(&self, value: Value) -> Failure {
         if let Value::Error(text) = value {
             return Failure::said(rule(&text).kind, &text);
         }
@@ -215,7 +217,7 @@ impl<'a> Serving<'a> {
         Failure::local(FailureKind::Protocol, text)
     }
 
-    /// Gives the socket what waits, as much as it takes.
+    /// Writes the queued commands, as much as the socket takes.
     fn write(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
         loop {
             if self.out_at == self.out.len() {
@@ -223,8 +225,7 @@ impl<'a> Serving<'a> {
                 self.out.shrink_to(KEEP);
                 self.out_at = 0;
                 self.in_out = 0;
-                // While the server has enough to do, whoever else is about to call is let in first:
-                // one write for all of them.
+                // While the server is busy, tasks about to call run first: one write for all.
                 let may_wait = self.sent.len() >= ENOUGH && !self.waited;
                 match self.conn.take(&mut self.out, &mut self.sent, may_wait, context) {
                     Taken::Commands(count) => {
@@ -233,7 +234,7 @@ impl<'a> Serving<'a> {
                     }
                     Taken::Later => {
                         self.waited = true;
-                        // Behind everybody who is ready to run.
+                        // Behind all tasks that are ready to run.
                         context.waker().wake_by_ref();
                         break;
                     }
@@ -244,14 +245,14 @@ impl<'a> Serving<'a> {
                 }
             }
             match Pin::new(&mut self.stream).poll_write(context, &self.out[self.out_at..]) {
-                Poll::Ready(Ok(0)) => return self.deaf("it takes no more bytes", context),
+                Poll::Ready(Ok(0)) => return self.write_failed("it takes no more bytes", context),
                 Poll::Ready(Ok(count)) => {
                     self.out_at += count;
                     self.unflushed = true;
                 }
-                Poll::Ready(Err(error)) => return self.deaf(&error.to_string(), context),
+                Poll::Ready(Err(error)) => return self.write_failed(&error.to_string(), context),
                 Poll::Pending => {
-                    // Who has not begun may still go away, so they wait in line and not here.
+                    // Commands not begun can still be cancelled, so they return to the queue.
                     self.conn.give_back(&mut self.out, self.out_at, &mut self.sent, self.in_out);
                     self.in_out = 0;
                     break;
@@ -261,15 +262,15 @@ impl<'a> Serving<'a> {
         if self.unflushed {
             match Pin::new(&mut self.stream).poll_flush(context) {
                 Poll::Ready(Ok(())) => self.unflushed = false,
-                Poll::Ready(Err(error)) => return self.deaf(&error.to_string(), context),
+                Poll::Ready(Err(error)) => return self.write_failed(&error.to_string(), context),
                 Poll::Pending => {}
             }
         }
         Poll::Pending
     }
 
-    /// The server takes no more. What it said before is still read: it may be replies, or why.
-    fn deaf(&mut self, why: &str, context: &mut Context<'_>) -> Poll<Ended> {
+    /// Handles a failed write. Input is still read: it may hold replies, or the reason.
+    fn write_failed(&mut self, why: &str, context: &mut Context<'_>) -> Poll<Ended> {
         loop {
             match self.read(context) {
                 Poll::Ready(Ok(true)) => {}
@@ -281,8 +282,8 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Looks after a connection on which nothing happens: too long a silence ends it, and a long
-    /// idle time is worth a question.
+    /// Ends a connection that has not answered within `silence`, and sends a PING after a long idle
+    /// time.
     fn ticked(&mut self) -> Option<Failure> {
         let waiting = !self.sent.is_empty();
         let heard = std::mem::take(&mut self.heard);
@@ -305,7 +306,7 @@ impl<'a> Serving<'a> {
             self.idle = 0;
             put_command(&mut self.out, &["PING"]);
             self.sent.push_back(Queued {
-                place: NOBODY,
+                entry: NO_ENTRY,
                 len: self.out.len(),
                 shape: Shape::SCRIPT,
             });

@@ -1,8 +1,8 @@
-//! The task behind a connection: connects, lets it serve while it lasts, and connects again.
+//! The task of a connection: connects, serves until the connection ends, reconnects.
 //!
-//! One attempt at a time, never one per call. The first after a break starts at once; the next ones
-//! wait, each up to twice as long as the one before and never the same for two clients. Callers who
-//! ask in the meantime make it try a little sooner, but not more often than a few times a second.
+//! One attempt at a time, never one per call. The first attempt after a break starts immediately;
+//! later ones wait up to twice as long each time, with full jitter. A call that arrives meanwhile
+//! shortens the wait, down to a few attempts per second.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::conn::Conn;
-use super::outcome::{Failure, FailureKind};
+use super::Conn;
 use super::serving::{Ended, Serving};
+use crate::outcome::{Failure, FailureKind};
 
-/// The shortest and the longest bound of the wait before an attempt. The wait itself is anything
-/// from nothing to the bound.
+/// The first and the largest bound of the wait before an attempt; the wait is random below the
+/// bound.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
-/// With callers asking, the wait is no longer than something between these.
+/// A waiting call cuts the wait to a random time between these.
 const DEMANDED_WAIT: (Duration, Duration) =
     (Duration::from_millis(100), Duration::from_millis(250));
-/// Wrong credentials do not become right by trying, and servers log every attempt.
+/// The same for rejected credentials: retrying does not help, and servers log every attempt.
 const REJECTED_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// A connection that lives shorter than this did not really come about.
+/// A connection that breaks sooner than this counts as a failed attempt.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
 /// Starts the task. It ends when the connection is closed, or with its runtime.
@@ -32,7 +32,7 @@ pub(super) fn start(conn: &Arc<Conn>) {
     tokio::spawn(async move { run(&conn.0).await });
 }
 
-/// Tells the callers when the task goes away, whatever the reason.
+/// Fails waiting calls when the task ends, for whatever reason.
 struct Stopping(Arc<Conn>);
 
 impl Drop for Stopping {
