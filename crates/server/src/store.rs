@@ -5,7 +5,8 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use tidegate::redis::{Failure, Redis, RedisError, RedisUrl, SlowStore};
+use tidegate::redis::inspect::SlowStore;
+use tidegate::redis::{Failure, Redis, RedisError, RedisUrl};
 use tidegate::resilience::{Resilient, StoreState};
 
 use crate::config::Config;

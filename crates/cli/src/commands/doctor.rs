@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
-use tidegate::redis::{Failure, Finding, Inspection, RoundTrips, Severity, Times};
+use tidegate::redis::Failure;
+use tidegate::redis::inspect::{Finding, Inspection, RoundTrips, Severity, Times};
 use tidegate::resilience::DEFAULT_DEADLINE;
 
 use super::Outcome;

@@ -1,8 +1,8 @@
-//! The call of the script and its answer, as bytes. `lua/fast.lua` and `lua/state.lua` say the same
-//! from the other side.
+//! Encodes a call of the script and decodes its answer; `lua/fast.lua` and `lua/state.lua` are the
+//! other side.
 //!
-//! Numbers are below 2^53 and take seven bytes, most significant first. Costs above that can never
-//! fit; they are sent as the largest number, which never fits either.
+//! Numbers are below 2^53 and take seven bytes, most significant first. A larger cost never fits;
+//! it is sent as the largest number, which never fits either.
 
 use tidegate_core::algorithm::bucket::Level;
 use tidegate_core::algorithm::estimate::Pair;
@@ -12,50 +12,49 @@ use tidegate_core::{Algorithm, Done, EXACT, Id, Limit, Op, Reading, State, Times
 use super::keys::letter;
 use crate::store::Charge;
 
-/// The longest charge: a bucket's scale or an estimate's state, options, seven numbers, and the
-/// time behind it.
-const ROOM: usize = 96;
-/// What the script reads of every call in one step: as much as the call of a window needs.
+/// The capacity for the longest charge: scale, options, state, seven numbers, and the time.
+const LONGEST: usize = 96;
+/// The script reads this many bytes of every call in one step: those of a window.
 const SHORTEST: usize = 40;
 
-/// Whose clock judges a call.
+/// The clock that decides a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Time {
-    /// The server's.
+pub(crate) enum CallTime {
+    /// The server's clock.
     Server,
-    /// The caller's, which says this. Times that callers bring never go back: see
+    /// The caller's clock, at this time, which never goes back; see
     /// `tidegate_core::decide_on_store_clock`.
     Caller(Timestamp),
-    /// The server's, which is taken to say this: for tests of what happens when it steps.
+    /// The server's clock, assumed to be at this time: for tests of clock steps.
     StandIn(Timestamp),
 }
 
-impl Time {
+impl CallTime {
     fn given(self) -> Option<Timestamp> {
         match self {
-            Time::Server => None,
-            Time::Caller(now) | Time::StandIn(now) => Some(now),
+            CallTime::Server => None,
+            CallTime::Caller(now) | CallTime::StandIn(now) => Some(now),
         }
     }
 }
 
-/// What is the same for all charges of a call.
+/// The part of a call that all its charges share.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head {
+pub(crate) struct CallHead {
     pub(crate) op: Op,
     pub(crate) id: Option<Id>,
-    /// The time it is judged at.
-    pub(crate) time: Time,
-    /// It was denied elsewhere: leave behind what a denied check leaves behind.
+    /// The time at which it is decided.
+    pub(crate) time: CallTime,
+    /// Another slot denied it: store what a denied check stores.
     pub(crate) denied: bool,
 }
 
-impl Head {
+impl CallHead {
     fn id(&self) -> Option<Id> {
         self.id.filter(|id| *id != Id::NONE)
     }
 
-    /// The beginning of `ARGV[1]`, with room for a charge and the time behind it.
+    /// The start of `ARGV[1]`, with capacity for a charge and the time.
     fn encode(&self, charges: usize) -> Vec<u8> {
         let letter = match self.op {
             Op::Check => b'c',
@@ -68,19 +67,19 @@ impl Head {
             Op::Release => b'l',
             Op::Book { .. } => b'b',
             Op::Unbook { .. } => b'u',
-            _ => unreachable!("the script knows every operation"),
+            _ => unreachable!("the script has every operation"),
         };
-        let flags = u8::from(self.time != Time::Server)
+        let flags = u8::from(self.time != CallTime::Server)
             | u8::from(self.id().is_some()) << 1
             | u8::from(self.denied) << 2
             | u8::from(charges > 1) << 3
-            | u8::from(matches!(self.time, Time::StandIn(_))) << 4;
-        let mut bytes = Vec::with_capacity(ROOM);
+            | u8::from(matches!(self.time, CallTime::StandIn(_))) << 4;
+        let mut bytes = Vec::with_capacity(LONGEST);
         bytes.extend_from_slice(&[letter, flags]);
         bytes
     }
 
-    /// The last argument, of the calls that have one: a number more, and an id.
+    /// The last argument, if the call has one: another number, and an id.
     fn rest(&self) -> Option<Vec<u8>> {
         let more = match self.op {
             Op::Book { max_wait_us } => Some(max_wait_us),
@@ -102,23 +101,23 @@ impl Head {
 
 /// One charge of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct CallCharge<'a> {
     pub(crate) charge: &'a Charge<'a>,
-    /// The moment under which it was charged before: to be given back first.
+    /// The moment of an earlier charge, to give back first.
     pub(crate) undo: Option<Timestamp>,
 }
 
-/// The arguments of a call. `seen` says what a witness remembers of the key of a charge, and is
-/// told its place and scale.
+/// The arguments of a call. `seen` receives the index and the scale of a charge, and returns what
+/// the witness remembers of its key.
 pub(crate) fn arguments<'a>(
-    head: &Head,
-    parts: impl ExactSizeIterator<Item = Part<'a>>,
+    head: &CallHead,
+    parts: impl ExactSizeIterator<Item = CallCharge<'a>>,
     mut seen: impl FnMut(usize, &[u8]) -> Option<Vec<u8>>,
 ) -> Vec<Vec<u8>> {
     let charges = parts.len();
     let mut args = Vec::with_capacity(charges + 1);
     for (at, part) in parts.enumerate() {
-        let mut bytes = if at == 0 { head.encode(charges) } else { Vec::with_capacity(ROOM) };
+        let mut bytes = if at == 0 { head.encode(charges) } else { Vec::with_capacity(LONGEST) };
         let from = bytes.len();
         push_scale(&mut bytes, &part.charge.limit);
         let seen = seen(at, &bytes[from..]);
@@ -135,19 +134,20 @@ pub(crate) fn arguments<'a>(
     args
 }
 
-/// The arguments of a call that decides checks of one charge at these costs, one after the other at
-/// one instant; there must be one.
+/// The arguments of a call that decides checks of one charge at these costs, at least one, in order
+/// and at one instant.
 pub(crate) fn arguments_of_many(
-    time: Time,
+    time: CallTime,
     charge: &Charge<'_>,
     costs: &[u64],
     seen: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
 ) -> Vec<Vec<u8>> {
     let first = Charge { cost: costs.first().copied().unwrap_or(0), ..charge.clone() };
-    let head = Head { op: Op::Check, id: None, time, denied: false };
+    let head = CallHead { op: Op::Check, id: None, time, denied: false };
     let mut seen = Some(seen);
     let recall = |_: usize, scale: &[u8]| seen.take().and_then(|seen| seen(scale));
-    let mut args = arguments(&head, std::iter::once(Part { charge: &first, undo: None }), recall);
+    let mut args =
+        arguments(&head, std::iter::once(CallCharge { charge: &first, undo: None }), recall);
     args[0][0] = b'm';
     if costs.len() > 1 {
         let mut rest = Vec::with_capacity(7 * costs.len());
@@ -157,7 +157,7 @@ pub(crate) fn arguments_of_many(
     args
 }
 
-/// The scale a limit counts in.
+/// The scale in which a limit counts.
 pub(crate) fn scale(limit: &Limit) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(16);
     push_scale(&mut bytes, limit);
@@ -187,14 +187,12 @@ fn push_scale(bytes: &mut Vec<u8>, limit: &Limit) {
     }
 }
 
-/// Options and numbers of a charge, and what was seen of its key: epoch and state, but the state
-/// first, where it always is. What most limits do not have is there only if one of it is not what
-/// the script takes it for.
-fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &Part<'_>, seen: Option<&[u8]>) {
-    let Part { charge, undo } = part;
+/// Writes options and numbers of a charge, and what was seen of its key: the state, at a fixed
+/// offset, then the epoch. The four rare numbers follow only if one of them is not its default.
+fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &CallCharge<'_>, seen: Option<&[u8]>) {
+    let CallCharge { charge, undo } = part;
     let limit = &charge.limit;
-    // Of a settlement only the difference matters: how much is missing, or how much too much it
-    // was.
+    // A settlement sends only the difference, and its sign.
     let (cost, missing) = match op {
         Op::Settle if charge.cost > charge.reserved => (charge.cost - charge.reserved, true),
         Op::Settle => (charge.reserved - charge.cost, false),
@@ -230,7 +228,7 @@ fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &Part<'_>, seen: Option<&[u8]
     }
 }
 
-/// How long a short state is.
+/// The length of a state of fixed size; 0 for the other algorithms.
 fn state_len(algorithm: &Algorithm) -> usize {
     match algorithm {
         Algorithm::Bucket(_) => 14,
@@ -244,36 +242,36 @@ fn push(bytes: &mut Vec<u8>, number: u64) {
     bytes.extend_from_slice(&number.min(EXACT - 1).to_be_bytes()[1..]);
 }
 
-/// What the script answered.
+/// The answer of the script.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ScriptAnswer {
     pub(crate) allowed: bool,
     pub(crate) now: Timestamp,
-    pub(crate) found: Vec<Found>,
+    pub(crate) charges: Vec<ChargeAnswer>,
 }
 
-/// What it found and did for one charge.
+/// The part of an answer for one charge.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Found {
+pub(crate) struct ChargeAnswer {
     pub(crate) fits: bool,
     pub(crate) granted: u64,
     pub(crate) booked_us: u64,
     pub(crate) reading: Reading,
-    /// The moment under which it was charged, if this very call charged it.
+    /// The moment of the charge, if this call made it.
     pub(crate) charged_at: Option<Timestamp>,
-    /// What a witness should remember; empty if the algorithm has none, or if this is not what is
-    /// kept.
+    /// Epoch and state for the witness; empty if the algorithm has no state of fixed size, or if
+    /// the state was not stored.
     pub(crate) seen: Vec<u8>,
-    /// Something had been lost and was restored from what a witness remembered.
+    /// The key had lost state, restored from the witness.
     pub(crate) restored: bool,
-    /// The key held something that Tidegate did not write, and was taken as used up.
+    /// The key held a value that Tidegate did not write, and was taken as used up.
     pub(crate) repaired: bool,
-    /// The state was ahead of the server's clock by so much, and was rebased.
+    /// How far the state was ahead of the server's clock, if it was rebased.
     pub(crate) rebased_us: Option<u64>,
 }
 
-impl Found {
-    /// The numbers for the caller.
+impl ChargeAnswer {
+    /// The verdict on the charge.
     pub(crate) fn verdict(
         &self,
         op: Op,
@@ -281,9 +279,9 @@ impl Found {
         allowed: bool,
         now: Timestamp,
     ) -> Verdict {
-        let &Found { fits, granted, booked_us, .. } = self;
-        // All or nothing: what was asked for, also if it is more than the script can count and was
-        // known by its id.
+        let &ChargeAnswer { fits, granted, booked_us, .. } = self;
+        // All or nothing: the full cost, even if it is more than the script can count and was
+        // charged before under its id.
         let granted = if matches!(op, Op::Check | Op::Debit | Op::Book { .. }) {
             charge.cost
         } else {
@@ -295,48 +293,54 @@ impl Found {
     }
 }
 
-/// An answer that is not one.
+/// Bytes that are not an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the script answered something else than was asked")]
 pub(crate) struct Garbled;
 
-impl Answer {
+impl ScriptAnswer {
     /// Reads the answer to a call over these charges, in their order.
     pub(crate) fn decode<'c>(
         bytes: &[u8],
         mut charges: impl Iterator<Item = &'c Charge<'c>>,
-    ) -> Result<Answer, Garbled> {
+    ) -> Result<ScriptAnswer, Garbled> {
         let mut bytes = Bytes(bytes);
         if bytes.0.len() == JUST_CHARGED {
-            // A window that was charged now: the moment of its last charge is the time.
+            // A window charged now: the moment of its last charge is the time.
             let charge = charges.next().ok_or(Garbled)?;
             let now = Bytes(&bytes.0[14..]).moment()?;
-            let found = vec![simply_found(&mut bytes, CHARGED, charge)?];
+            let charges = vec![fast_answer(&mut bytes, FAST_CHARGED, charge)?];
             return if bytes.0.is_empty() {
-                Ok(Answer { allowed: true, now, found })
+                Ok(ScriptAnswer { allowed: true, now, charges })
             } else {
                 Err(Garbled)
             };
         }
         let kind = bytes.byte()?;
         let now = bytes.moment()?;
-        let (allowed, found) = match kind {
+        let (allowed, answers) = match kind {
             DENIED | ALLOWED => (
                 kind == ALLOWED,
-                charges.map(|charge| found(&mut bytes, &charge.limit)).collect::<Result<_, _>>()?,
+                charges
+                    .map(|charge| charge_answer(&mut bytes, &charge.limit))
+                    .collect::<Result<_, _>>()?,
             ),
-            LOOKED | CHARGED | SIMPLY_DENIED => (
-                kind != SIMPLY_DENIED,
-                vec![simply_found(&mut bytes, kind, charges.next().ok_or(Garbled)?)?],
+            FAST_PEEKED | FAST_CHARGED | FAST_DENIED => (
+                kind != FAST_DENIED,
+                vec![fast_answer(&mut bytes, kind, charges.next().ok_or(Garbled)?)?],
             ),
             _ => return Err(Garbled),
         };
-        if bytes.0.is_empty() { Ok(Answer { allowed, now, found }) } else { Err(Garbled) }
+        if bytes.0.is_empty() {
+            Ok(ScriptAnswer { allowed, now, charges: answers })
+        } else {
+            Err(Garbled)
+        }
     }
 }
 
 /// Reads the answers to many checks of one charge, as many as there are.
-pub(crate) fn decode_many(bytes: &[u8], charge: &Charge<'_>) -> Result<Vec<Answer>, Garbled> {
+pub(crate) fn decode_many(bytes: &[u8], charge: &Charge<'_>) -> Result<Vec<ScriptAnswer>, Garbled> {
     let mut bytes = Bytes(bytes);
     let mut answers = Vec::new();
     while !bytes.0.is_empty() {
@@ -344,34 +348,38 @@ pub(crate) fn decode_many(bytes: &[u8], charge: &Charge<'_>) -> Result<Vec<Answe
         if kind != DENIED && kind != ALLOWED {
             return Err(Garbled);
         }
-        answers.push(Answer {
+        answers.push(ScriptAnswer {
             allowed: kind == ALLOWED,
             now,
-            found: vec![found(&mut bytes, &charge.limit)?],
+            charges: vec![charge_answer(&mut bytes, &charge.limit)?],
         });
     }
     Ok(answers)
 }
 
-/// What an answer begins with: that of the general part, or one of the three of a simple check.
+/// The first byte of an answer: two of the general path, three of the fast path.
 const DENIED: u8 = 0;
 const ALLOWED: u8 = 1;
-const LOOKED: u8 = 2;
-const CHARGED: u8 = 3;
-const SIMPLY_DENIED: u8 = 4;
-/// An answer of this length is the state of a window and nothing else; every other one is longer.
+const FAST_PEEKED: u8 = 2;
+const FAST_CHARGED: u8 = 3;
+const FAST_DENIED: u8 = 4;
+/// An answer of this length is only the state of a window; all others are longer.
 const JUST_CHARGED: usize = 21;
 
-/// What a simple check found: a state that was never given anything back, and nothing unusual.
-fn simply_found(bytes: &mut Bytes<'_>, kind: u8, charge: &Charge<'_>) -> Result<Found, Garbled> {
+/// The answer of the fast path: a state without a give-back, and nothing unusual.
+fn fast_answer(
+    bytes: &mut Bytes<'_>,
+    kind: u8,
+    charge: &Charge<'_>,
+) -> Result<ChargeAnswer, Garbled> {
     let mut seen = vec![0; 7]; // the moment of the last give-back: never
     seen.extend_from_slice(bytes.0);
     let state = state(bytes, charge.limit.algorithm())?;
-    Ok(Found {
-        fits: kind != SIMPLY_DENIED,
-        granted: if kind == CHARGED { charge.cost.min(EXACT - 1) } else { 0 },
+    Ok(ChargeAnswer {
+        fits: kind != FAST_DENIED,
+        granted: if kind == FAST_CHARGED { charge.cost.min(EXACT - 1) } else { 0 },
         booked_us: 0,
-        charged_at: (kind == CHARGED).then(|| charged_at(&state)),
+        charged_at: (kind == FAST_CHARGED).then(|| charged_at(&state)),
         reading: Reading::State(state),
         seen,
         restored: false,
@@ -380,7 +388,7 @@ fn simply_found(bytes: &mut Bytes<'_>, kind: u8, charge: &Charge<'_>) -> Result<
     })
 }
 
-/// The moment under which the last charge of a short state was made.
+/// The moment of the last charge of a state of fixed size.
 fn charged_at(state: &State) -> Timestamp {
     match state {
         State::Bucket { level, .. } => level.at,
@@ -390,7 +398,7 @@ fn charged_at(state: &State) -> Timestamp {
     }
 }
 
-fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
+fn charge_answer(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<ChargeAnswer, Garbled> {
     let flags = bytes.byte()?;
     let rebased_us = if flags & 32 > 0 { Some(bytes.number()?) } else { None };
     let granted = bytes.number()?;
@@ -418,7 +426,7 @@ fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
     };
     let (fits, restored, repaired) = (flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
     let charged_at = (flags & 8 > 0).then_some(charged);
-    Ok(Found {
+    Ok(ChargeAnswer {
         fits,
         granted,
         booked_us,
@@ -431,14 +439,14 @@ fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
     })
 }
 
-/// What a witness remembers, read again.
+/// Decodes what the witness remembers.
 pub(crate) fn reading(seen: &[u8], limit: &Limit) -> Option<Reading> {
     let mut bytes = Bytes(seen);
     let _epoch = bytes.number().ok()?;
     state(&mut bytes, limit.algorithm()).ok().map(Reading::State)
 }
 
-/// A short state, in the scale of `algorithm`.
+/// Decodes a state of fixed size, in the scale of `algorithm`.
 fn state(bytes: &mut Bytes<'_>, algorithm: &Algorithm) -> Result<State, Garbled> {
     Ok(match *algorithm {
         Algorithm::Bucket(bucket) => {
@@ -462,7 +470,7 @@ fn state(bytes: &mut Bytes<'_>, algorithm: &Algorithm) -> Result<State, Garbled>
     })
 }
 
-/// Bytes that are read from the front.
+/// Bytes to read from the front.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {

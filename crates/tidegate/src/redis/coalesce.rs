@@ -1,8 +1,8 @@
-//! Many checks of one key at once: the first few are sent as they come, the rest waits for one of
-//! them to be answered and goes as one call.
+//! Coalesces concurrent checks of one key: the first few are sent immediately, the others wait
+//! until one of those is answered and share the next call.
 //!
-//! The script decides them in the order in which they came, at one instant, as if they had come one
-//! by one. So a hot key costs the server a few calls per round trip, however many ask.
+//! The script decides them in their order, at one instant, as if they had arrived one by one. So a
+//! hot key costs the server a few calls per round trip, however many checks there are.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -14,69 +14,71 @@ use tidegate_core::{Algorithm, Decision, Limit, Op};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::call::Time;
-use super::{Asked, FailureKind, Inner, NoAnswer};
+use super::call::CallTime;
+use super::shared::{NamedCharge, Shared};
+use super::{FailureKind, NoAnswer};
 use crate::store::{Charge, Check, StoreError};
 use tidegate_redis_client::Failure;
 
-/// So many calls of one key are sent as they come.
-const ALONE: usize = 4;
+/// The calls of one key that are sent immediately.
+const MOST_CALLS: usize = 4;
 /// The most checks in one call.
 pub(super) const MOST: usize = 64;
-/// The most checks that wait for a call of one key; more are sent as they come, and the connection
-/// bounds those.
+/// The most checks of one key that wait; more are sent immediately, and the connection bounds
+/// those.
 const MOST_WAITING: usize = 1024;
 const SHARDS: usize = 32;
 
-/// Who asks about which key.
+/// Keys with calls in progress.
 pub(super) struct Coalescer {
     hasher: RandomState,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<HotKeys>]>,
 }
 
 /// By the name of the key.
-type Shard = HashMap<Vec<u8>, HotKey>;
+type HotKeys = HashMap<Vec<u8>, HotKey>;
 
 struct HotKey {
-    /// Calls that are under way.
+    /// Calls in progress.
     calls: usize,
-    /// One of them is for several. There is never more than one, or the second could overtake the
-    /// first.
-    together: bool,
-    /// Those who wait share this charge, but for its limit and cost.
+    /// One of them is shared by several checks. There is at most one, or the second could overtake
+    /// the first.
+    is_shared: bool,
+    /// The charge of the waiting checks, except for limit and cost.
     charge: Option<Charge<'static>>,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingCheck>,
 }
 
-struct Waiting {
+struct WaitingCheck {
     cost: u64,
     limit: Limit,
-    /// The time at which it is asked.
-    time: Time,
+    /// The time at which it is decided.
+    time: CallTime,
     answer: oneshot::Sender<Result<Decision, Arc<StoreError>>>,
 }
 
-/// What becomes of a check.
-pub(super) enum Turn<'a> {
+/// How a check that joined a key goes on.
+pub(super) enum Joined<'a> {
     /// It is sent now.
-    Now(Call<'a>),
-    /// Somebody sends it with others.
-    Later(oneshot::Receiver<Result<Decision, Arc<StoreError>>>),
+    Send(InFlight<'a>),
+    /// A call in progress sends it with others when it ends.
+    Wait(oneshot::Receiver<Result<Decision, Arc<StoreError>>>),
 }
 
-/// A call that is under way. When it ends, whoever waits is sent.
-pub(super) struct Call<'a> {
-    inner: &'a Arc<Inner>,
+/// A call in progress. When it is dropped, the waiting checks are sent.
+pub(super) struct InFlight<'a> {
+    shared: &'a Arc<Shared>,
     name: Vec<u8>,
-    together: bool,
+    is_shared: bool,
 }
 
-/// Whether several of these checks can be one call.
+/// Whether checks like this one can share a call.
 pub(super) fn can_share(check: &Check<'_>) -> bool {
-    let alone = |charge: &Charge<'_>| !matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
+    let is_countable =
+        |charge: &Charge<'_>| !matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
     check.op() == Op::Check
         && check.id().is_none()
-        && matches!(check.charges(), [charge] if alone(charge))
+        && matches!(check.charges(), [charge] if is_countable(charge))
 }
 
 impl Coalescer {
@@ -87,48 +89,51 @@ impl Coalescer {
         }
     }
 
-    fn shard(&self, name: &[u8]) -> &Mutex<Shard> {
+    fn shard(&self, name: &[u8]) -> &Mutex<HotKeys> {
         let hash = usize::try_from(self.hasher.hash_one(name) & 0xffff).unwrap_or(0);
         &self.shards[hash % SHARDS]
     }
 }
 
-impl Inner {
-    /// Joins those who ask about a key.
-    pub(super) fn join<'a>(self: &'a Arc<Self>, asked: &Asked<'_>) -> Turn<'a> {
-        let mut shard = self.coalescer.shard(&asked.name).lock();
-        let Some(crowd) = shard.get_mut(&asked.name) else {
-            let name = asked.name.clone();
+impl Shared {
+    /// Sends or queues a check of a key.
+    pub(super) fn join<'a>(self: &'a Arc<Self>, named: &NamedCharge<'_>) -> Joined<'a> {
+        let mut shard = self.coalescer.shard(&named.name).lock();
+        let Some(key) = shard.get_mut(&named.name) else {
+            let name = named.name.clone();
             shard.insert(
                 name.clone(),
-                HotKey { calls: 1, together: false, charge: None, waiting: VecDeque::new() },
+                HotKey { calls: 1, is_shared: false, charge: None, waiting: VecDeque::new() },
             );
-            return Turn::Now(Call { inner: self, name, together: false });
+            return Joined::Send(InFlight { shared: self, name, is_shared: false });
         };
-        // Nobody goes before those who wait.
-        let first = crowd.calls < ALONE && !crowd.together && crowd.waiting.is_empty();
-        if first || crowd.waiting.len() >= MOST_WAITING {
-            crowd.calls += 1;
-            return Turn::Now(Call { inner: self, name: asked.name.clone(), together: false });
+        // No check overtakes waiting ones.
+        let first = key.calls < MOST_CALLS && !key.is_shared && key.waiting.is_empty();
+        if first || key.waiting.len() >= MOST_WAITING {
+            key.calls += 1;
+            return Joined::Send(InFlight {
+                shared: self,
+                name: named.name.clone(),
+                is_shared: false,
+            });
         }
-        if crowd.charge.is_none() {
-            crowd.charge = Some(asked.charge.clone().into_owned());
+        if key.charge.is_none() {
+            key.charge = Some(named.charge.clone().into_owned());
         }
         let (answer, later) = oneshot::channel();
-        let (cost, limit, time) = (asked.charge.cost, asked.charge.limit, self.time());
-        crowd.waiting.push_back(Waiting { cost, limit, time, answer });
-        Turn::Later(later)
+        let (cost, limit, time) = (named.charge.cost, named.charge.limit, self.time());
+        key.waiting.push_back(WaitingCheck { cost, limit, time, answer });
+        Joined::Wait(later)
     }
 
-    /// Sends checks of one key as one call, and tells everybody what was decided. They have limit
-    /// and time in common.
-    async fn send(self: &Arc<Self>, charge: Charge<'static>, batch: Vec<Waiting>) {
+    /// Sends checks of one key, limit and time as one call, and answers each of them.
+    async fn send(self: &Arc<Self>, charge: Charge<'static>, batch: Vec<WaitingCheck>) {
         let Some((limit, time)) = batch.first().map(|first| (first.limit, first.time)) else {
             return;
         };
         let charge = Charge { limit, ..charge };
         let costs: Vec<u64> = batch.iter().map(|waiting| waiting.cost).collect();
-        self.coalesced.fetch_add(costs.len() as u64, Ordering::Relaxed);
+        self.counts.coalesced.fetch_add(costs.len() as u64, Ordering::Relaxed);
         match self.call_many(time, &charge, &costs).await {
             Ok(decisions) => {
                 for (waiting, decision) in batch.into_iter().zip(decisions) {
@@ -145,49 +150,49 @@ impl Inner {
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        let mut shard = self.inner.coalescer.shard(&self.name).lock();
-        let Some(crowd) = shard.get_mut(&self.name) else { return };
-        crowd.together &= !self.together;
+        let mut shard = self.shared.coalescer.shard(&self.name).lock();
+        let Some(key) = shard.get_mut(&self.name) else { return };
+        key.is_shared &= !self.is_shared;
         let mut batch = Vec::new();
         while batch.len() < MOST
-            && !crowd.together
-            && let Some(waiting) = crowd.waiting.pop_front_if(|next| {
-                // One call has one limit and one time. Whoever has another comes next.
-                batch.first().is_none_or(|first: &Waiting| {
+            && !key.is_shared
+            && let Some(waiting) = key.waiting.pop_front_if(|next| {
+                // One call has one limit and one time; a check with others starts the next call.
+                batch.first().is_none_or(|first: &WaitingCheck| {
                     (first.limit, first.time) == (next.limit, next.time)
                 })
             })
         {
-            // Whoever has gone away meanwhile is not charged.
+            // A check that was cancelled is not charged.
             if !waiting.answer.is_closed() {
                 batch.push(waiting);
             }
         }
-        let charge =
-            if crowd.waiting.is_empty() { crowd.charge.take() } else { crowd.charge.clone() };
+        let charge = if key.waiting.is_empty() { key.charge.take() } else { key.charge.clone() };
         let (Some(charge), false, Ok(runtime)) = (charge, batch.is_empty(), Handle::try_current())
         else {
-            crowd.calls -= 1;
-            if crowd.calls == 0 {
-                shard.remove(&self.name); // without a runtime nobody sends those who wait: they hear that nobody answers
+            key.calls -= 1;
+            if key.calls == 0 {
+                // Without a runtime the waiting checks are not sent: they fail.
+                shard.remove(&self.name);
             }
             return;
         };
-        crowd.together = true;
+        key.is_shared = true;
         drop(shard);
-        // This call goes on as the next one.
-        let (inner, name) = (Arc::clone(self.inner), std::mem::take(&mut self.name));
+        // The next call runs in a task of its own.
+        let (shared, name) = (Arc::clone(self.shared), std::mem::take(&mut self.name));
         runtime.spawn(async move {
-            let call = Call { inner: &inner, name, together: true };
-            inner.send(charge, batch).await;
+            let call = InFlight { shared: &shared, name, is_shared: true };
+            shared.send(charge, batch).await;
             drop(call);
         });
     }
 }
 
-/// What somebody is told whose check was sent with others.
+/// The error for each check of a shared call.
 pub(super) fn shared_error(error: &StoreError) -> StoreError {
     match error {
         StoreError::Unavailable(why) => match why.downcast_ref::<NoAnswer>() {
@@ -201,8 +206,8 @@ pub(super) fn shared_error(error: &StoreError) -> StoreError {
     }
 }
 
-/// Nobody has sent it in time.
-pub(super) fn nobody_answered(applied: bool) -> StoreError {
+/// The error for a waiting check that was not answered before its deadline.
+pub(super) fn no_answer(applied: bool) -> StoreError {
     let failure =
         Failure::local(FailureKind::Timeout, "the server did not answer those before in time");
     StoreError::Unavailable(Box::new(NoAnswer { applied, failure }))

@@ -1,16 +1,16 @@
-//! The names under which states are kept in Redis: readable, injective, and in the slot that we
-//! choose.
+//! The keys of states in Redis: readable, injective, and in a slot that the store chooses.
 //!
 //! ```text
 //! tg1:{Xy3_0a}ab0:user:7            ad hoc: algorithm, position, key
-//! tg1:shop:{Qk91-z}r0:6:per-ip:…    of a rule, in the namespace `shop`: position, length of the name, name, key
+//! tg1:shop:{Qk91-z}r0:6:per-ip:…    of a rule, in the namespace `shop`: position, length of the
+//! name, name, key
 //! ```
 //!
-//! `tg1` is the version of the format. What stands in braces decides the slot on a cluster: it is a
-//! digest of the subject (rule and key, not position), so all limits of one subject are in one
-//! slot, and no text a caller sends gets there. The digest is keyed by the namespace and a secret.
-//! Whoever does not know the secret can neither tell the slot of a key nor search for keys that
-//! fall into one; without a secret anybody can.
+//! `tg1` is the version of the format. The text in braces decides the slot on a cluster: it is a
+//! digest of the subject (rule and key, not position), so all limits of one subject share a slot,
+//! and no text that a client sends appears there. The digest is keyed by the namespace and a
+//! secret: a client that does not know the secret can neither compute the slot of a key nor search
+//! for keys in one slot. Without a secret it can.
 
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
@@ -19,27 +19,27 @@ use tidegate_core::Algorithm;
 use crate::store::{Charge, Scope, Subject};
 use tidegate_redis_client::{InvalidSecret, Secret, slot_of};
 
-/// The version of the format, and the beginning of every key.
+/// The version of the format, and the prefix of every key.
 pub(crate) const VERSION: &str = "tg1:";
-/// The longest namespace.
+/// The longest namespace, in bytes.
 pub const MAX_NAMESPACE_BYTES: usize = 64;
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Makes the names of one store. It has no `Debug`, which would show the key of its digest.
+/// Makes the keys of one store. It has no `Debug`, which would show the key of the digest.
 #[derive(Clone)]
 pub(crate) struct Keys {
     prefix: String,
-    /// Before anything was digested.
+    /// The keyed digest before any input.
     digest: SipHasher13,
 }
 
-/// A namespace that cannot be used.
+/// A namespace that is empty, too long, or has other characters than the allowed ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("namespace {0:?}: expected 1 to {MAX_NAMESPACE_BYTES} letters, digits, `.`, `_` or `-`")]
 pub struct InvalidNamespace(pub(crate) String);
 
-/// There can be no such names.
+/// An invalid namespace or secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub(crate) enum InvalidKeys {
@@ -67,20 +67,20 @@ impl Keys {
         Ok(Keys { prefix: format!("{VERSION}{namespace}:"), digest })
     }
 
-    /// What every key of this store begins with.
+    /// The prefix of every key of this store.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Whether its keys are apart from those of others.
+    /// Whether the store has a namespace.
     pub(crate) fn has_namespace(&self) -> bool {
         self.prefix != VERSION
     }
 
-    /// What decides the slot of a subject: the same in every process that shares namespace and
-    /// secret. It spreads keys, it does not name them: which one is meant is said in full by the
-    /// rest of the name.
-    pub(crate) fn tag(&self, subject: &Subject<'_>) -> Tag {
+    /// The digest that decides the slot of a subject: the same in every process that shares
+    /// namespace and secret. It need not be unique, because the rest of the key names the subject
+    /// in full.
+    pub(crate) fn tag(&self, subject: &Subject<'_>) -> SlotTag {
         let mut digest = self.digest;
         match &subject.scope {
             Scope::AdHoc => digest.write_u8(0),
@@ -92,11 +92,13 @@ impl Keys {
         }
         digest.write(&subject.key);
         let bits = digest.finish();
-        Tag(std::array::from_fn(|i| ALPHABET[usize::try_from(bits >> (6 * i) & 63).unwrap_or(0)]))
+        SlotTag(std::array::from_fn(|i| {
+            ALPHABET[usize::try_from(bits >> (6 * i) & 63).unwrap_or(0)]
+        }))
     }
 
-    /// The key of one charge.
-    pub(crate) fn name(&self, tag: Tag, charge: &Charge<'_>) -> Vec<u8> {
+    /// The key of a charge.
+    pub(crate) fn name(&self, tag: SlotTag, charge: &Charge<'_>) -> Vec<u8> {
         let key = &*charge.subject.key;
         let mut name = Vec::with_capacity(self.prefix.len() + key.len() + 24);
         name.extend_from_slice(self.prefix.as_bytes());
@@ -123,8 +125,7 @@ impl Keys {
     }
 }
 
-/// A digest whose key nobody knows who does not know the secret. No namespace holds a NUL, so the
-/// two cannot run into each other.
+/// A digest keyed by namespace and secret, separated by a NUL, which no namespace has.
 fn keyed(namespace: &str, secret: &[u8]) -> SipHasher13 {
     let mut key = sha1_smol::Sha1::from("tidegate slots 1\0");
     key.update(namespace.as_bytes());
@@ -135,17 +136,17 @@ fn keyed(namespace: &str, secret: &[u8]) -> SipHasher13 {
     SipHasher13::new_with_keys(half(0), half(8))
 }
 
-/// What decides the slot of a subject.
+/// The digest that decides the slot of a subject.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Tag([u8; 6]);
+pub(crate) struct SlotTag([u8; 6]);
 
-impl Tag {
+impl SlotTag {
     pub(crate) fn slot(self) -> u16 {
         slot_of(&self.0)
     }
 }
 
-/// The letter by which an algorithm is known in keys and values.
+/// The letter of an algorithm in keys and values.
 pub(crate) fn letter(algorithm: &Algorithm) -> u8 {
     match algorithm {
         Algorithm::Bucket(_) => b'b',
@@ -219,21 +220,21 @@ mod tests {
     #[test]
     fn namespaces_and_secrets_are_checked() {
         assert_eq!(keys(Some("shop-1"), None).prefix(), "tg1:shop-1:");
-        let told = |namespace: Option<&str>, secret: Option<&str>| {
+        let message = |namespace: Option<&str>, secret: Option<&str>| {
             Keys::new(namespace, secret.map(Secret::new).as_ref()).err().unwrap().to_string()
         };
         for wrong in ["", "a:b", "{x}", "a b", &"n".repeat(65)] {
-            assert!(told(Some(wrong), None).contains("expected 1 to 64 letters"));
+            assert!(message(Some(wrong), None).contains("expected 1 to 64 letters"));
         }
         for wrong in ["", "fifteen bytes..", &"s".repeat(513)] {
             let expected = format!("expected 16 to 512 bytes at random, found {}", wrong.len());
-            assert_eq!(told(None, Some(wrong)), expected);
+            assert_eq!(message(None, Some(wrong)), expected);
         }
         assert_eq!(format!("{:?}", Secret::new(SECRET)), "***");
     }
 
-    /// How unevenly these keys are spread over the slots, in 64 classes: around 63 if it is by
-    /// chance, and above 130 about once in a million tries.
+    /// The chi-squared statistic of these keys over 64 ranges of slots: about 63 if they are spread
+    /// at random, above 130 about once in a million runs.
     fn unevenness(keys: &Keys, texts: &[String]) -> f64 {
         let mut slots: HashMap<u16, u32> = HashMap::new();
         for text in texts {
@@ -247,7 +248,7 @@ mod tests {
             .sum()
     }
 
-    /// Keys that try to choose their slot by braces spread over the slots like any others.
+    /// Keys with braces, which would choose their slot, spread over the slots like any others.
     #[test]
     fn no_text_chooses_its_slot() {
         let texts: Vec<String> = (0..200_000).map(|n| format!("{{x}}:{n}:{{}}{{y")).collect();
@@ -257,14 +258,13 @@ mod tests {
         }
     }
 
-    /// Somebody has searched for keys that all fall into one slot, with all he can know: this code,
-    /// the namespace, and the secrets of others. Under a secret that he does not know they spread
-    /// like any others.
+    /// Keys found by a search for one slot, with this code, the namespace and another secret,
+    /// spread like any others under a secret that the search does not know.
     #[test]
-    fn nobody_finds_keys_of_one_slot_without_the_secret() {
+    fn keys_of_one_slot_cannot_be_found_without_the_secret() {
         const FOUND: usize = 1024;
         for (namespace, known) in
-            [(None, None), (Some("shop"), Some("a secret of somebody else, or an old one"))]
+            [(None, None), (Some("shop"), Some("a secret of another store, or an old one"))]
         {
             let public = keys(namespace, known);
             let texts = (0_u64..)
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// What we take for the slot of a key is what a server takes for it, whatever is in its text.
+    /// The computed slot of a key is that of a real server, whatever the key has in it.
     #[test]
     fn slots_are_those_of_a_real_server() {
         const KEYS: usize = 100_000;
@@ -313,8 +313,8 @@ mod tests {
                     expected.push((tag.slot(), name));
                 }
                 for (slot, name) in expected {
-                    let told = client.receive().unwrap().int();
-                    assert_eq!(told, i64::from(slot), "{flavor}: {}", name.escape_ascii());
+                    let actual = client.receive().unwrap().int();
+                    assert_eq!(actual, i64::from(slot), "{flavor}: {}", name.escape_ascii());
                 }
             }
         }
@@ -322,7 +322,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4096))]
-        /// Different states have different names, whatever is in the text.
+        /// Different states have different keys, whatever the text.
         #[test]
         fn names_are_injective(
             a in (proptest::option::of("[a:0-9{}]{0,4}"), "[ab:0-9{}]{0,5}", 0..3_usize, 0..12_u16),

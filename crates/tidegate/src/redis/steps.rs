@@ -1,4 +1,4 @@
-//! Steps back of the servers' clocks: tells a new step from the other keys that the last one left
+//! Steps back of the servers' clocks: tells a new step from further keys that the last step left
 //! ahead of the clock.
 
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -6,19 +6,18 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use parking_lot::Mutex;
 use tidegate_core::Timestamp;
 
-/// Servers that are told apart.
+/// How many servers are told apart.
 const SERVERS: usize = 64;
-/// How much less a server's clock must be ahead of the time that has passed here to count as
-/// stepped back.
+/// A server's clock stepped back if its offset to this process's clock fell by more than this.
 const STEP_US: i64 = 1_000_000;
 
-/// The clocks of the servers, each as its time less the time that has passed in this process.
+/// The offsets of the servers' clocks to the time that has passed in this process.
 #[derive(Debug)]
 pub(super) struct Steps {
-    /// The highest since the last step that was reported.
+    /// The highest offset since the last reported step.
     highest_us: [AtomicI64; SERVERS],
-    /// When no key can be ahead any more because of the steps that were reported, in the time that
-    /// has passed here.
+    /// When the last key that a reported step left ahead has been caught up, in the time of this
+    /// process.
     until_us: Mutex<[u64; SERVERS]>,
 }
 
@@ -30,7 +29,7 @@ impl Steps {
         }
     }
 
-    /// An answer of a server: its time, and the time that has passed here.
+    /// Records the time of an answer, and the time that has passed in this process.
     pub(super) fn saw(&self, place: u16, server: Timestamp, passed_us: u64) {
         let offset_us = offset(server, passed_us);
         let highest_us = &self.highest_us[usize::from(place) % SERVERS];
@@ -39,9 +38,8 @@ impl Steps {
         }
     }
 
-    /// A state was ahead of a server's clock by so much. Says whether that is a step that was not
-    /// reported: the clock has gone back since the last report, or no key can be ahead any more
-    /// because of that one.
+    /// Whether a state that was `by_us` ahead of a server's clock shows a step not yet reported:
+    /// the clock has gone back since the last report, or no key can be ahead because of that one.
     pub(super) fn is_new(&self, place: u16, by_us: u64, server: Timestamp, passed_us: u64) -> bool {
         let (place, offset_us) = (usize::from(place) % SERVERS, offset(server, passed_us));
         let mut until_us = self.until_us.lock();

@@ -1,42 +1,41 @@
-//! The server's clock beside this machine's, and how far away the server is.
+//! Compares the server's clock with this machine's, and judges round trips.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{Finding, Severity, Topic};
 use tidegate_redis_client::Value;
 
-/// From here on a difference is one that people notice.
+/// The least difference that people notice.
 const NOTICEABLE_US: u64 = 1_000_000;
-/// A server so far away takes more than a third of the time that the resilience layer gives a call
-/// by default.
+/// A third of the default deadline of the resilience layer.
 const FAR: Duration = Duration::from_millis(5);
 
-/// One look at the server's clock.
+/// One reading of the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reading {
-    /// How far the server's clock is ahead of ours, or behind; known only to half the round trip.
+pub(super) struct ClockReading {
+    /// How far the server's clock is ahead of this machine's, with an error of half the round trip.
     pub(super) ahead_us: i64,
     pub(super) round_trip: Duration,
 }
 
-impl Reading {
-    /// `asked_us` is our clock when the question was sent. The server looked at its own half a
-    /// round trip later, as far as anybody can tell.
-    pub(super) fn new(asked_us: u64, server_us: u64, round_trip: Duration) -> Self {
+impl ClockReading {
+    /// `sent_us` is this machine's clock when TIME was sent. The server is assumed to have read its
+    /// own clock half a round trip later.
+    pub(super) fn new(sent_us: u64, server_us: u64, round_trip: Duration) -> Self {
         let half = u64::try_from(round_trip.as_micros() / 2).unwrap_or(u64::MAX);
-        let ours = i64::try_from(asked_us.saturating_add(half)).unwrap_or(i64::MAX);
+        let ours = i64::try_from(sent_us.saturating_add(half)).unwrap_or(i64::MAX);
         let theirs = i64::try_from(server_us).unwrap_or(i64::MAX);
-        Reading { ahead_us: theirs.saturating_sub(ours), round_trip }
+        ClockReading { ahead_us: theirs.saturating_sub(ours), round_trip }
     }
 }
 
-/// Our clock, in microseconds since 1970.
+/// This machine's clock, in microseconds since 1970.
 pub(super) fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The answer to `TIME`: seconds and microseconds.
+/// Decodes the reply to `TIME`: seconds and microseconds.
 pub(super) fn time_us(time: &Value) -> Option<u64> {
     let [seconds, micros] = time.as_array()? else { return None };
     let (seconds, micros) =
@@ -44,7 +43,7 @@ pub(super) fn time_us(time: &Value) -> Option<u64> {
     seconds.checked_mul(1_000_000)?.checked_add(micros)
 }
 
-pub(super) fn judge_clock(reading: &Reading) -> Finding {
+pub(super) fn judge_clock(reading: &ClockReading) -> Finding {
     let size = reading.ahead_us.unsigned_abs();
     // Half the round trip is not known, and may be all of the difference.
     let unsure = u64::try_from(reading.round_trip.as_micros() / 2).unwrap_or(u64::MAX);
@@ -60,7 +59,7 @@ pub(super) fn judge_clock(reading: &Reading) -> Finding {
         .advise("Let both machines follow the same time servers (chrony, ntpd).")
 }
 
-/// Clocks of a cluster's servers beside each other; nothing if they agree.
+/// Compares the clocks of a cluster's servers; `None` if they agree.
 pub(super) fn judge_spread(ahead_us: &[i64]) -> Option<Finding> {
     let spread = ahead_us.iter().max()?.saturating_sub(*ahead_us.iter().min()?).unsigned_abs();
     if spread <= NOTICEABLE_US {
@@ -73,8 +72,7 @@ pub(super) fn judge_spread(ahead_us: &[i64]) -> Option<Finding> {
     Some(finding.advise("Let all of them follow the same time servers (chrony, ntpd)."))
 }
 
-/// The quickest round trips to each server, together: they differ a little, and nobody wants to
-/// read that of each.
+/// One finding for the fastest round trips to all servers, which differ only a little.
 pub(super) fn judge_round_trips(best: &[(String, Duration)]) -> Option<Finding> {
     let (resilient, far) =
         (best.iter().map(|(_, trip)| *trip).min()?, best.iter().map(|(_, trip)| *trip).max()?);
@@ -112,15 +110,15 @@ mod tests {
     #[test]
     fn half_the_round_trip_is_taken_off() {
         let trip = Duration::from_millis(100);
-        assert_eq!(Reading::new(1_000_000, 1_050_000, trip).ahead_us, 0);
-        assert_eq!(Reading::new(1_000_000, 5_050_000, trip).ahead_us, 4_000_000);
-        assert_eq!(Reading::new(9_000_000, 5_050_000, trip).ahead_us, -4_000_000);
+        assert_eq!(ClockReading::new(1_000_000, 1_050_000, trip).ahead_us, 0);
+        assert_eq!(ClockReading::new(1_000_000, 5_050_000, trip).ahead_us, 4_000_000);
+        assert_eq!(ClockReading::new(9_000_000, 5_050_000, trip).ahead_us, -4_000_000);
     }
 
     #[test]
-    fn a_difference_of_more_than_a_second_is_a_warning_told_in_words() {
+    fn a_difference_of_more_than_a_second_is_a_warning() {
         let judged = |ahead_us, millis| {
-            judge_clock(&Reading { ahead_us, round_trip: Duration::from_millis(millis) })
+            judge_clock(&ClockReading { ahead_us, round_trip: Duration::from_millis(millis) })
         };
         for (ahead_us, millis, severity, found) in [
             (0, 1, Severity::Ok, "within a second of this machine's"),
@@ -139,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_to_time_is_read() {
+    fn the_reply_to_time_is_decoded() {
         let time = |seconds: &str, micros: &str| {
             Value::Array(vec![Value::Bulk(seconds.into()), Value::Bulk(micros.into())])
         };

@@ -1,4 +1,4 @@
-//! What servers say about themselves, and what it means for limits kept there.
+//! Judges `INFO`, `CLUSTER INFO` and `CLUSTER SLOTS`.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -8,10 +8,10 @@ use tidegate_redis_client::Value;
 
 /// The oldest Redis that is supported: 6.2.
 const OLDEST: (u32, u32) = (6, 2);
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 const SLOTS: u64 = 16_384;
 
-/// Lines of `name:value`, as `INFO` and `CLUSTER INFO` have them.
+/// The lines `name:value` of `INFO` and `CLUSTER INFO`.
 pub(super) struct Info<'a> {
     lines: HashMap<&'a str, &'a str>,
 }
@@ -30,8 +30,7 @@ impl<'a> Info<'a> {
     }
 }
 
-/// Everything that `INFO` tells. `cluster` says whether the store takes the server for part of a
-/// cluster.
+/// The findings about `INFO`. `cluster` is whether the URL names a cluster.
 pub(super) fn judge(info: &Info<'_>, cluster: bool) -> Vec<Finding> {
     let mut findings = vec![version(info), role(info), eviction(info), persistence(info)];
     findings.extend(replicas(info));
@@ -48,7 +47,7 @@ pub(super) fn judge(info: &Info<'_>, cluster: bool) -> Vec<Finding> {
 }
 
 fn version(info: &Info<'_>) -> Finding {
-    // Valkey and others also say which Redis they are like.
+    // Valkey and others also have the version of Redis that they imitate.
     for (field, name) in [
         ("valkey_version", "Valkey"),
         ("dragonfly_version", "Dragonfly"),
@@ -187,7 +186,7 @@ fn replicas(info: &Info<'_>) -> Option<Finding> {
             finding.advise("Where that matters: a replica, with Sentinel or in a cluster."),
         );
     }
-    // The server tells this line only if it is told to wait for replicas.
+    // The server has this line only if min-replicas-to-write is set.
     if info.number("min_slaves_good_slaves").is_some() {
         return Some(Finding::ok(
             Topic::Replicas,
@@ -202,7 +201,7 @@ fn replicas(info: &Info<'_>) -> Option<Finding> {
     Some(finding.advise("`min-replicas-to-write 1` and `min-replicas-max-lag 1` make it stop after a second or two."))
 }
 
-/// `CLUSTER INFO` of one server.
+/// The finding about `CLUSTER INFO` of one server.
 pub(super) fn judge_cluster(info: &Info<'_>) -> Finding {
     let state = plain(info.text("cluster_state").unwrap_or("not told"));
     let (assigned, fine) = (info.number("cluster_slots_assigned"), info.number("cluster_slots_ok"));
@@ -224,17 +223,17 @@ pub(super) fn judge_cluster(info: &Info<'_>) -> Finding {
         .advise("redis-cli --cluster check HOST:PORT says what is missing, and redis-cli --cluster fix HOST:PORT mends it.")
 }
 
-/// Some slots, and who serves them.
+/// A range of slots and its master.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::redis) struct Shard {
+pub(in crate::redis) struct SlotRange {
     pub(in crate::redis) master: String,
     pub(in crate::redis) slots: RangeInclusive<u16>,
 }
 
-/// One range of slots of each master, from the answer to `CLUSTER SLOTS`; the widest, in which a
-/// key is found soonest.
-pub(in crate::redis) fn shards(slots: &Value) -> Vec<Shard> {
-    let mut shards: Vec<Shard> = Vec::new();
+/// The widest range of slots of each master, in which a test key is found fastest; from `CLUSTER
+/// SLOTS`.
+pub(in crate::redis) fn slot_ranges(slots: &Value) -> Vec<SlotRange> {
+    let mut slot_ranges: Vec<SlotRange> = Vec::new();
     for shard in slots.as_array().unwrap_or_default() {
         let Some([first, last, master, ..]) = shard.as_array() else { continue };
         let slot = |value: &Value| value.as_int().and_then(|slot| u16::try_from(slot).ok());
@@ -243,16 +242,16 @@ pub(in crate::redis) fn shards(slots: &Value) -> Vec<Shard> {
         let (Some(host), Some(port)) = (host.as_str(), port.as_int()) else { continue };
         let host = if host.contains(':') { format!("[{}]", plain(host)) } else { plain(host) };
         let (master, slots) = (format!("{host}:{port}"), first..=last);
-        match shards.iter_mut().find(|shard| shard.master == master) {
+        match slot_ranges.iter_mut().find(|shard| shard.master == master) {
             Some(shard) if shard.slots.len() < slots.len() => shard.slots = slots,
             Some(_) => {}
-            None => shards.push(Shard { master, slots }),
+            None => slot_ranges.push(SlotRange { master, slots }),
         }
     }
-    shards
+    slot_ranges
 }
 
-/// A word of a server: printable and short.
+/// A word of a server, made printable and short.
 fn plain(word: &str) -> String {
     word.chars().take(40).map(|char| if char.is_ascii_graphic() { char } else { '?' }).collect()
 }
@@ -272,13 +271,13 @@ mod tests {
         let finding = judge(&Info::parse(text));
         assert!(
             finding.severity == Severity::Ok || !finding.why.is_empty(),
-            "{text}: it matters, but nobody says why"
+            "{text}: it matters, but the finding does not say why"
         );
         (finding.severity, finding.found)
     }
 
     #[test]
-    fn versions_are_told_apart() {
+    fn versions_are_distinguished() {
         for (text, severity, found) in [
             ("redis_version:6.2.14", Severity::Ok, "Redis 6.2.14"),
             ("redis_version:7.0.15\r", Severity::Ok, "Redis 7.0.15"),
@@ -410,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn the_widest_range_of_each_master_is_found() {
+    fn the_widest_range_of_each_master_is_used() {
         let text = |text: &str| Value::Bulk(text.into());
         let node = |host: &str, port| Value::Array(vec![text(host), Value::Int(port), text("id")]);
         let shard = |first, last, node: Value| {
@@ -424,17 +423,17 @@ mod tests {
             shard(-1, 70_000, node("10.0.0.1", 7002)),
         ]);
         assert_eq!(
-            shards(&slots),
+            slot_ranges(&slots),
             [
-                Shard { master: "10.0.0.1:7000".into(), slots: 9001..=16_383 },
-                Shard { master: "[::1]:7001".into(), slots: 1..=9000 },
+                SlotRange { master: "10.0.0.1:7000".into(), slots: 9001..=16_383 },
+                SlotRange { master: "[::1]:7001".into(), slots: 1..=9000 },
             ]
         );
-        assert_eq!(shards(&Value::Nil), []);
+        assert_eq!(slot_ranges(&Value::Nil), []);
     }
 
     #[test]
-    fn what_a_server_says_cannot_spoil_a_terminal() {
+    fn the_text_of_a_server_cannot_control_a_terminal() {
         let (_, found) = of(&format!("redis_version:7.0.\u{1b}[31m{}", "9".repeat(100)), version);
         assert_eq!(found, format!("Redis 7.0.?[31m{}", "9".repeat(31)));
     }

@@ -1,4 +1,4 @@
-//! How long the server takes: bare round trips, and decisions.
+//! Measures round trips and decisions.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,28 +6,28 @@ use std::time::Duration;
 use tidegate_core::Op;
 use tokio::time::Instant;
 
-use super::call::Head;
-use super::inspect::probe;
-use super::{NoAnswer, Redis};
+use super::super::call::CallHead;
+use super::super::{NoAnswer, Redis};
+use super::rights::probe;
 use crate::store::StoreError;
 use tidegate_redis_client::{Failure, FailureKind, Outcome};
 
-/// The most samples that are kept.
+/// The most samples to keep.
 const MOST: usize = 1_000_000;
-/// How long one sample may take.
+/// The timeout of one sample.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a server takes to answer, one call at a time; see [`Redis::measure`].
+/// The times of sequential calls; see [`Redis::measure`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RoundTrips {
-    /// `PING`: the network, and a server that has nothing to do.
+    /// Of `PING`: the network and an idle server.
     pub ping: Times,
-    /// One decision about one key.
+    /// Of a decision about one key.
     pub decision: Times,
 }
 
-/// Some measurements, in order.
+/// Measured times, sorted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Times {
     sorted: Vec<Duration>,
@@ -39,39 +39,38 @@ impl Times {
         Times { sorted: samples }
     }
 
-    /// How many there are.
+    /// The number of samples.
     pub fn samples(&self) -> usize {
         self.sorted.len()
     }
 
-    /// What so many per cent stay within; zero if nothing was measured.
+    /// The time that this per cent of the samples stay within; zero if there are none.
     pub fn percentile(&self, percent: usize) -> Duration {
         let rank = (self.sorted.len() * percent.min(100)).div_ceil(100);
         self.sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
     }
 
-    /// The longest; zero if nothing was measured.
+    /// The longest time; zero if there are no samples.
     pub fn max(&self) -> Duration {
         self.percentile(100)
     }
 }
 
-/// The part of a deadline that a decision should take at most, so that one that takes longer than
-/// usual is still in time.
+/// A decision should take at most one part in this many of the deadline, so that a slower one is
+/// still in time.
 const PART: u32 = 3;
 
-/// A decision takes too large a part of the deadline: some will be late, and decided without the
-/// store.
+/// A store whose decisions take too large a part of the deadline: late ones are decided without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowStore {
-    /// How long a decision takes, as a rule.
+    /// The median time of a decision.
     pub decision: Duration,
-    /// How long it may take.
+    /// The deadline of a decision.
     pub deadline: Duration,
 }
 
 impl SlowStore {
-    /// The least deadline that would do, in whole milliseconds.
+    /// The least sufficient deadline, in whole milliseconds.
     pub fn enough(&self) -> Duration {
         let millis = (self.decision * PART).as_micros().div_ceil(1000);
         Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
@@ -93,7 +92,7 @@ impl fmt::Display for SlowStore {
 }
 
 impl RoundTrips {
-    /// Whether decisions take more than a third of this deadline, as a rule.
+    /// A warning, if the median decision takes more than a third of this deadline.
     pub fn too_slow_for(&self, deadline: Duration) -> Option<SlowStore> {
         let decision = self.decision.percentile(50);
         (decision * PART > deadline).then_some(SlowStore { decision, deadline })
@@ -102,22 +101,21 @@ impl RoundTrips {
 
 impl Redis {
     /// Measures `samples` round trips (at most a million) and as many decisions on a key of its
-    /// own, in turns, one after another, for no longer than `within`. On a cluster, those of one of
-    /// its servers.
+    /// own, alternately and one at a time, for at most `within`. On a cluster, it measures one
+    /// server.
     ///
     /// # Errors
-    /// If one of them has no answer.
+    /// If a call fails.
     pub async fn measure(&self, samples: usize, within: Duration) -> Result<RoundTrips, Failure> {
-        let router = &self.inner.router;
+        let router = &self.shared.router;
         let end = Instant::now() + within;
         let masters = router.masters(Instant::now() + PATIENCE).await?;
         let none = || Failure::local(FailureKind::ClusterDown, "no server takes writes");
         let master = masters.first().ok_or_else(none)?;
-        let charge = probe(&self.inner.keys, &(0..=u16::MAX)).ok_or_else(none)?;
-        let asked = self.inner.ask(&charge);
+        let charge = probe(&self.shared.keys, &(0..=u16::MAX)).ok_or_else(none)?;
+        let named = self.shared.named(&charge);
         let (mut pings, mut decisions) = (Vec::new(), Vec::new());
-        // The first two are not counted: the connection is made, and the script may have to be
-        // loaded.
+        // The first two are not counted: they wait for the connection and may load the script.
         for sample in 0..=samples.min(MOST) {
             if sample > 1 && Instant::now() >= end {
                 break;
@@ -132,9 +130,10 @@ impl Redis {
             }
             pings.push(began.elapsed());
             let began = Instant::now();
-            let head = Head { op: Op::Check, id: None, time: self.inner.time(), denied: false };
+            let head =
+                CallHead { op: Op::Check, id: None, time: self.shared.time(), denied: false };
             let answer =
-                self.inner.call(head, std::slice::from_ref(&asked), &[], began + PATIENCE).await;
+                self.shared.call(head, std::slice::from_ref(&named), &[], began + PATIENCE).await;
             answer.map_err(failure_of)?;
             decisions.push(began.elapsed());
         }
@@ -145,7 +144,7 @@ impl Redis {
     }
 }
 
-pub(super) fn failure_of(error: StoreError) -> Failure {
+pub(in crate::redis) fn failure_of(error: StoreError) -> Failure {
     match error {
         StoreError::Unavailable(cause) => match cause.downcast::<NoAnswer>() {
             Ok(no_answer) => no_answer.failure.clone(),

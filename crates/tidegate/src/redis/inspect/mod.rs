@@ -1,12 +1,25 @@
-//! The startup check: is this a server that limits can be kept on, and what would go wrong?
+//! The startup check: whether a server can hold limits, what would go wrong, and how fast it is.
 //!
-//! Every server that takes writes is looked at. What is found is a [`Finding`]: how bad it is, why
-//! it matters, what to do. [`facts`] judges what the server says about itself, [`rights`] finds out
-//! by trying what the user may do, [`clock`] compares the clocks. Nobody's keys are touched: what
-//! is tried is tried on keys of the store's own, which end by themselves.
+//! [`Redis::inspect`] checks every server that takes writes and returns [`Finding`]s: how severe,
+//! why it matters, what to do. [`Redis::measure`] times round trips and decisions. Both write only
+//! keys of their own, which expire.
+//!
+//! ```no_run
+//! use tidegate::redis::inspect::Severity;
+//! # async fn example(redis: tidegate::redis::Redis) -> Result<(), Box<dyn std::error::Error>> {
+//! let inspection = redis.inspect().await?;
+//! if inspection.worst() >= Severity::Warning {
+//!     eprintln!("{inspection}");
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! `facts.rs` judges `INFO` and `CLUSTER INFO`, `rights.rs` runs every command that decisions need,
+//! `clock.rs` compares the clocks, `measure.rs` times calls.
 
 mod clock;
 mod facts;
+mod measure;
 mod rights;
 
 use std::fmt;
@@ -14,47 +27,49 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::clock::Reading;
+use self::clock::ClockReading;
 use self::facts::Info;
-pub(super) use self::facts::{Shard, shards};
+pub(super) use self::facts::{SlotRange, slot_ranges};
+pub(super) use self::measure::failure_of;
+pub use self::measure::{RoundTrips, SlowStore, Times};
 pub(super) use self::rights::{missing_rights, probe};
 use super::Redis;
 use tidegate_redis_client::{Failure, FailureKind, NodeId, Outcome, Value};
 
-/// How long one question may take. A server that is slower than this is not one to keep limits on.
+/// The timeout of one command. A slower server cannot hold limits.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often the clock is read. The quickest answer says most.
+/// How often the clock is read; the fastest reply is the most precise.
 const READINGS: usize = 5;
 
-/// What the startup check found; see [`Redis::inspect`]. `Display` is for people.
+/// The findings of [`Redis::inspect`]. `Display` is for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
     /// The servers that take writes, by address.
     pub servers: Vec<String>,
-    /// What was found, in the order in which it was looked at.
+    /// The findings, in the order of the checks.
     pub findings: Vec<Finding>,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// What was looked at.
+    /// What was checked.
     pub topic: Topic,
-    /// On which of the servers.
+    /// The servers with this result.
     pub servers: Vec<String>,
-    /// What was found.
+    /// The result, in a few words.
     pub found: String,
-    /// Why it matters, in a sentence or two; empty where nothing is wrong.
+    /// Why it matters; empty where nothing is wrong.
     pub why: String,
-    /// What to do about it; empty where nothing has to be done.
+    /// What to do; empty where nothing has to be done.
     pub advice: String,
 }
 
-/// How bad a finding is, from best to worst.
+/// How severe a finding is, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
@@ -62,9 +77,9 @@ pub enum Severity {
     Ok,
     /// Worth knowing.
     Note,
-    /// It works, and under some circumstances it will admit too much or have no answer.
+    /// It works, but sometimes it will allow too much or not answer.
     Warning,
-    /// It does not work, or what it tells callers is wrong.
+    /// It does not work, or its answers are wrong.
     Problem,
 }
 
@@ -80,36 +95,36 @@ impl Severity {
     }
 }
 
-/// What a finding is about.
+/// The subject of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Topic {
     /// Whether the server answers.
     Reach,
-    /// Which server it is, and how old.
+    /// Its name and version.
     Version,
     /// Whether it takes writes.
     Role,
-    /// What it drops when its memory is full.
+    /// What it evicts when its memory is full.
     Eviction,
-    /// What it knows after a restart.
+    /// What it keeps over a restart.
     Persistence,
-    /// Who takes over when it is lost.
+    /// Whether a replica can take over.
     Replicas,
     /// Whether all slots of a cluster are served.
     Cluster,
-    /// What the user may do.
+    /// The rights of the user.
     Rights,
     /// Whether a decision can be made.
     Decision,
     /// How its clock differs from this machine's.
     Clock,
-    /// How long it takes to answer.
+    /// How long a round trip takes.
     RoundTrip,
 }
 
 impl Topic {
-    /// One word, or two with a dash.
+    /// The name, as `doctor` prints it: one word, or two with a dash.
     pub fn name(self) -> &'static str {
         match self {
             Topic::Reach => "reach",
@@ -128,12 +143,12 @@ impl Topic {
 }
 
 impl Inspection {
-    /// How bad the worst finding is.
+    /// The severity of the worst finding.
     pub fn worst(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
     }
 
-    /// Adds a finding about one server. What is the same on several is told once.
+    /// Adds a finding about one server. Servers with the same finding share it.
     fn add(&mut self, server: &str, finding: Finding) {
         let same = |other: &&mut Finding| {
             (other.severity, other.topic) == (finding.severity, finding.topic)
@@ -192,15 +207,15 @@ impl fmt::Display for Inspection {
 }
 
 impl Redis {
-    /// The startup check: looks at every server that takes writes, and says what would go wrong
-    /// with limits kept there. Takes a few dozen round trips; nothing is changed.
+    /// The startup check: checks every server that takes writes for what would go wrong with limits
+    /// there, in a few dozen round trips. It changes nothing.
     ///
-    /// What the user may not look at is a note, so it may be run with the rights of the store.
+    /// A check for which the user lacks a right is a note, so the rights of the store are enough.
     ///
     /// # Errors
-    /// If no server can be reached, or it does not let us in.
+    /// If no server can be reached, or the login fails.
     pub async fn inspect(&self) -> Result<Inspection, Failure> {
-        let router = &self.inner.router;
+        let router = &self.shared.router;
         let masters = router.masters(patience()).await?;
         let servers = masters.iter().map(NodeId::to_string).collect();
         let mut inspection = Inspection { servers, findings: Vec::new() };
@@ -223,7 +238,7 @@ impl Redis {
                     );
                     continue;
                 }
-                // It may not be asked for; which right is missing is told below.
+                // The right to run TIME may be missing; that is a finding below.
                 Err(_) => None,
                 Ok(reading) => Some(reading),
             };
@@ -251,13 +266,13 @@ impl Redis {
         Ok(inspection)
     }
 
-    /// Judges what one server says about itself.
+    /// Checks `INFO` of one server.
     async fn look_at(&self, master: &NodeId, inspection: &mut Inspection) {
         let server = master.to_string();
-        match self.ask(master, &["INFO"]).await {
+        match self.command(master, &["INFO"]).await {
             Ok(text) => {
                 let info = Info::parse(text.as_str().unwrap_or_default());
-                let cluster = self.inner.router.is_cluster();
+                let cluster = self.shared.router.is_cluster();
                 for finding in facts::judge(&info, cluster) {
                     inspection.add(&server, finding);
                 }
@@ -266,11 +281,11 @@ impl Redis {
         }
     }
 
-    /// What only a cluster has: its state, and slots to try out on every server.
+    /// Checks the state of a cluster, and a slot of every server.
     async fn look_at_cluster(&self, reached: &[&NodeId], inspection: &mut Inspection) {
         for master in reached {
             let server = master.to_string();
-            match self.ask(master, &["CLUSTER", "INFO"]).await {
+            match self.command(master, &["CLUSTER", "INFO"]).await {
                 Ok(text) => {
                     let info = Info::parse(text.as_str().unwrap_or_default());
                     inspection.add(&server, facts::judge_cluster(&info));
@@ -279,34 +294,34 @@ impl Redis {
             }
         }
         let Some(master) = reached.first() else { return };
-        let shards = match self.ask(master, &["CLUSTER", "SLOTS"]).await {
-            Ok(slots) => shards(&slots),
-            Err(_) => Vec::new(), // it has been asked before, or we would not be here
+        let slot_ranges = match self.command(master, &["CLUSTER", "SLOTS"]).await {
+            Ok(slots) => slot_ranges(&slots),
+            Err(_) => Vec::new(), // it succeeded before, or there would be no masters
         };
-        for Shard { master, slots } in shards {
+        for SlotRange { master, slots } in slot_ranges {
             self.try_out(&master, slots, inspection).await;
         }
     }
 
     /// One command on one server.
-    async fn ask(&self, node: &NodeId, words: &[&str]) -> Result<Value, Failure> {
-        match self.inner.router.command(node, words, patience()).await {
+    async fn command(&self, node: &NodeId, words: &[&str]) -> Result<Value, Failure> {
+        match self.shared.router.command(node, words, patience()).await {
             Outcome::Applied(value) => Ok(value),
             Outcome::NotApplied(failure) | Outcome::Unknown(failure) => Err(failure),
         }
     }
 
-    /// The server's clock beside ours.
-    async fn clock_of(&self, node: &NodeId) -> Result<Reading, Failure> {
-        // The first question may have to wait for the connection.
-        self.ask(node, &["TIME"]).await?;
-        let mut best: Option<Reading> = None;
+    /// The offset of the server's clock to this machine's.
+    async fn clock_of(&self, node: &NodeId) -> Result<ClockReading, Failure> {
+        // The first command may have to wait for the connection.
+        self.command(node, &["TIME"]).await?;
+        let mut best: Option<ClockReading> = None;
         for _ in 0..READINGS {
             let (wall, began) = (clock::wall_us(), Instant::now());
-            let time = self.ask(node, &["TIME"]).await?;
+            let time = self.command(node, &["TIME"]).await?;
             let round_trip = began.elapsed();
             if let Some(server_us) = clock::time_us(&time) {
-                let reading = Reading::new(wall, server_us, round_trip);
+                let reading = ClockReading::new(wall, server_us, round_trip);
                 if best.as_ref().is_none_or(|best| reading.round_trip < best.round_trip) {
                     best = Some(reading);
                 }
@@ -325,7 +340,7 @@ fn patience() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// Whether it is useless to ask on. Everything else is an answer of the server itself.
+/// Whether further commands would fail, too. Other failures are replies of the server.
 fn cannot_talk(kind: FailureKind) -> bool {
     !matches!(kind, FailureKind::NoPerm | FailureKind::Loading | FailureKind::Busy)
 }

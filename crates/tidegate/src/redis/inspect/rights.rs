@@ -1,55 +1,54 @@
-//! What the user may do, found out by doing it: a decision by the real script, and every command
-//! that the script calls.
+//! The rights of the user, tested by use: a decision by the real script, and every command that
+//! the script calls.
 
 use std::ops::RangeInclusive;
 
 use tidegate_core::{Limit, Op};
 use tokio::time::Instant;
 
-use super::super::call::Head;
+use super::super::call::CallHead;
 use super::super::keys::Keys;
 use super::super::{NoAnswer, Redis};
 use super::{Finding, Inspection, Severity, Topic, patience};
 use crate::store::{Charge, Scope, StoreError, Subject};
 use tidegate_redis_client::{Failure, FailureKind, Outcome, Script, Value, is_unknown_command};
 
-/// Tries all commands that the script calls.
+/// A script that runs all commands of the real one.
 const RIGHTS: &str = include_str!("../lua/rights.lua");
 /// What every user of the store needs, from `docs/redis.md`.
 const LEAST: &str =
     "+evalsha +script|load +time +get +set +getrange +setrange +append +strlen +del +pexpire";
-/// How many keys are tried to find one in some slot. Of 16 384 slots one is missed by so many once
-/// in 10^13 times.
+/// The most keys to try for one in a given slot: enough to miss one of 16 384 slots once in 10^13
+/// searches.
 const TRIES: u32 = 500_000;
 
-/// The name under which things are tried out.
+/// The rule name of the test keys.
 const PROBE: &str = "tidegate inspect";
 
 impl Redis {
-    /// Tries out a decision, and all rights that any decision needs, on a key in one of these
-    /// slots.
+    /// Makes a decision, and tests all rights that decisions need, on a key in one of these slots.
     pub(super) async fn try_out(
         &self,
         server: &str,
         slots: RangeInclusive<u16>,
         inspection: &mut Inspection,
     ) {
-        let Some(charge) = probe(&self.inner.keys, &slots) else { return };
-        let asked = self.inner.ask(&charge);
+        let Some(charge) = probe(&self.shared.keys, &slots) else { return };
+        let named = self.shared.named(&charge);
         let mut decision = Ok(());
         for op in [Op::Peek, Op::Take, Op::Reset] {
-            let head = Head { op, id: None, time: self.inner.time(), denied: false };
+            let head = CallHead { op, id: None, time: self.shared.time(), denied: false };
             let answer =
-                self.inner.call(head, std::slice::from_ref(&asked), &[None], patience()).await;
+                self.shared.call(head, std::slice::from_ref(&named), &[None], patience()).await;
             decision = decision.and(answer.map(|_| ()));
         }
-        // Last, because it takes away the key.
-        let rights = self.rights(asked.slot, &asked.name, patience()).await;
+        // Last, because it deletes the key.
+        let rights = self.rights(named.slot, &named.name, patience()).await;
         let findings = judge(&rights, decision.err().as_ref(), &self.pattern());
         findings.into_iter().for_each(|finding| inspection.add(server, finding));
     }
 
-    /// Which commands were refused, each with the words of the server.
+    /// The refused commands, each with the error of the server.
     pub(in crate::redis) async fn rights(
         &self,
         slot: u16,
@@ -57,7 +56,7 @@ impl Redis {
         deadline: Instant,
     ) -> Result<Vec<String>, Failure> {
         let none: &[&str] = &[];
-        match self.inner.router.eval(&Script::new(RIGHTS), slot, &[key], none, deadline).await {
+        match self.shared.router.eval(&Script::new(RIGHTS), slot, &[key], none, deadline).await {
             Outcome::Applied(Value::Array(refused)) => {
                 Ok(refused.iter().filter_map(Value::as_str).map(str::to_owned).collect())
             }
@@ -69,14 +68,14 @@ impl Redis {
         }
     }
 
-    /// The keys that the user must be allowed to touch.
+    /// The key pattern that the user needs.
     pub(in crate::redis) fn pattern(&self) -> String {
-        format!("~{}*", self.inner.keys.prefix())
+        format!("~{}*", self.shared.keys.prefix())
     }
 }
 
-/// A charge whose key is in one of these slots. It drains within a microsecond, so the key ends
-/// almost at once.
+/// A charge whose key is in one of these slots. It drains within a microsecond, so the key expires
+/// almost immediately.
 pub(in crate::redis) fn probe(keys: &Keys, slots: &RangeInclusive<u16>) -> Option<Charge<'static>> {
     let limit: Limit = "1000000/s".parse().ok()?;
     (0..TRIES).find_map(|number| {
@@ -94,7 +93,7 @@ pub(in crate::redis) fn probe(keys: &Keys, slots: &RangeInclusive<u16>) -> Optio
     })
 }
 
-/// What could not be looked at.
+/// The finding for a check that failed.
 pub(super) fn unseen(command: &str, failure: &Failure) -> Finding {
     if failure.kind() != FailureKind::NoPerm {
         return Finding::new(
@@ -111,20 +110,20 @@ pub(super) fn unseen(command: &str, failure: &Failure) -> Finding {
         .advise(format!("To have it looked at: ACL SETUSER <user> +{right}"))
 }
 
-/// What the user lacks.
+/// The rights that the user lacks.
 #[derive(Debug, Default)]
-struct Missing {
+struct MissingRights {
     /// Commands that were refused, as an ACL names them.
     commands: Vec<String>,
     /// Commands that the server does not have.
     unknown: Vec<String>,
-    /// The keys of the store were refused.
+    /// Whether the keys of the store were refused.
     keys: bool,
 }
 
-impl Missing {
+impl MissingRights {
     fn of(rights: &Result<Vec<String>, Failure>) -> Self {
-        let mut missing = Missing::default();
+        let mut missing = MissingRights::default();
         match rights {
             Ok(refused) => {
                 for text in refused {
@@ -137,7 +136,7 @@ impl Missing {
                         None if is_unknown_command(error) => {
                             missing.unknown.push(command.to_owned())
                         }
-                        None => {} // not about rights: the decision met it too
+                        None => {} // not about rights: the decision failed with it, too
                     }
                 }
             }
@@ -150,9 +149,9 @@ impl Missing {
         missing
     }
 
-    /// What was found and what to do about it, for each of the two.
-    fn told(&self, pattern: &str) -> Vec<(String, &'static str, String)> {
-        let mut told = Vec::new();
+    /// Result, reason and advice for each kind that is missing.
+    fn findings(&self, pattern: &str) -> Vec<(String, &'static str, String)> {
+        let mut findings = Vec::new();
         if !self.commands.is_empty() {
             let found = format!("the user may not run {}", self.commands.join(", "));
             let lines: Vec<String> =
@@ -161,7 +160,7 @@ impl Missing {
                 "ACL SETUSER <user> {}. All that is needed: {LEAST} {pattern}",
                 lines.join(" ")
             );
-            told.push((
+            findings.push((
                 found,
                 "The script calls these commands with the rights of whoever runs it.",
                 advice,
@@ -170,25 +169,26 @@ impl Missing {
         if !self.unknown.is_empty() {
             let found = format!("the server does not know {}", self.unknown.join(", "));
             let advice = "Remove rename-command for them from the configuration of the server, and restart it.".into();
-            told.push((found, "The script calls these commands by their own names.", advice));
+            findings.push((found, "The script calls these commands by their own names.", advice));
         }
         if self.keys {
             let found = "the user may not touch the keys of this store".to_owned();
             let advice = format!("ACL SETUSER <user> {pattern}");
-            told.push((found, "All that the store writes begins with its prefix.", advice));
+            findings.push((found, "All that the store writes begins with its prefix.", advice));
         }
-        told
+        findings
     }
 }
 
-/// The rights and commands that are missing, with what to do; nothing if none are.
+/// A failure that names the missing rights and commands and how to grant them; `None` if nothing is
+/// missing.
 pub(in crate::redis) fn missing_rights(
     rights: &Result<Vec<String>, Failure>,
     pattern: &str,
 ) -> Option<Failure> {
-    let missing = Missing::of(rights);
+    let missing = MissingRights::of(rights);
     let text: Vec<String> = missing
-        .told(pattern)
+        .findings(pattern)
         .into_iter()
         .map(|(found, _, advice)| format!("{found}: {advice}"))
         .collect();
@@ -202,12 +202,12 @@ fn judge(
     decision: Option<&StoreError>,
     pattern: &str,
 ) -> Vec<Finding> {
-    let told = Missing::of(rights).told(pattern);
-    let lacks = !told.is_empty();
+    let missing = MissingRights::of(rights).findings(pattern);
+    let lacks = !missing.is_empty();
     let problem = |(found, why, advice): (String, &str, String)| {
         Finding::new(Severity::Problem, Topic::Rights, found).because(why).advise(advice)
     };
-    let mut findings: Vec<Finding> = told.into_iter().map(problem).collect();
+    let mut findings: Vec<Finding> = missing.into_iter().map(problem).collect();
     if !lacks && rights.is_ok() {
         findings.push(Finding::ok(Topic::Rights, "all that decisions need"));
     }
@@ -238,14 +238,15 @@ fn no_decision(error: &StoreError) -> Finding {
     finding.because("The script was run on a key of its own, and did not answer.").advise(advice)
 }
 
-/// What was refused.
+/// The kind of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     Command,
     Key,
 }
 
-/// Servers say it differently: Redis 6.2 in scripts and outside, and everybody else.
+/// The kind of a refusal by its text, which differs between Redis 6.2, inside and outside of
+/// scripts, and later servers.
 fn refusal(error: &str) -> Option<Refusal> {
     let lower = error.to_ascii_lowercase();
     let has = |text: &str| lower.contains(text);
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_out_of_reach_are_told_with_their_pattern() {
+    fn refused_keys_are_named_with_their_pattern() {
         for error in [
             "NOPERM No permissions to access a key",
             "NOPERM this user has no permissions to access one of the keys used as arguments",
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_about_rights_is_told_once() {
+    fn an_error_that_is_not_about_rights_is_reported_once() {
         let oom = Failure::local(FailureKind::Oom, "the server is out of memory (maxmemory)");
         let error = StoreError::Unavailable(Box::new(NoAnswer { applied: false, failure: oom }));
         let findings = judge(

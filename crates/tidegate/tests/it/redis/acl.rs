@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use tidegate::redis::{Redis, Severity, Topic};
+use tidegate::redis::Redis;
+use tidegate::redis::inspect::{Finding, Severity, Topic};
 use tidegate::{Check, Limits, ManualClock, Store};
 use tidegate_testkit::{Cluster, Flavor, Reply, Server};
 
@@ -113,7 +114,7 @@ fn what_the_page_adds_for_other_uses_is_enough() {
         runtime().block_on(async {
             set_user(&server, &["+info"], "");
             let inspection = store(&server).inspect().await.unwrap();
-            let unseen = |finding: &tidegate::redis::Finding| finding.found.contains("may not");
+            let unseen = |finding: &Finding| finding.found.contains("may not");
             assert!(!inspection.findings.iter().any(unseen), "{flavor}: {inspection}");
 
             set_user(&server, &["+select"], "");

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tidegate::redis::{FailureKind, Finding, Inspection, Severity, Topic};
+use tidegate::redis::FailureKind;
+use tidegate::redis::inspect::{Finding, Inspection, Severity, Topic};
 use tidegate_testkit::{Cluster, Flavor, Sentinels, Server, wait_until};
 
 use super::{assert_all_expire, at, runtime};

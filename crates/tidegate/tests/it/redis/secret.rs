@@ -1,6 +1,7 @@
 //! The secret that slots depend on: shared, the budgets are; not shared, neither are they; and it
 //! is shown nowhere.
 
+use tidegate::redis::inspect::Severity;
 use tidegate_testkit::{Cluster, Flavor, Server};
 
 use super::{ask, at, left, limits, runtime, store};
@@ -44,6 +45,6 @@ fn a_cluster_finds_the_keys_of_a_secret() {
             assert_eq!(left(&redis, &key, &limits).await, 2);
         }
         assert_eq!(redis.stats().redirects, 0);
-        assert!(redis.inspect().await.unwrap().worst() < tidegate::redis::Severity::Problem);
+        assert!(redis.inspect().await.unwrap().worst() < Severity::Problem);
     });
 }
