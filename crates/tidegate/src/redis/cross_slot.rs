@@ -62,7 +62,7 @@ impl<'a> CrossSlot<'a> {
         let mut slots: Vec<SlotCharges<'a>> = by_slot.into_values().collect();
         slots.sort_by_cached_key(|slot| slot.charges.iter().map(|named| shared.left(named)).min());
         let op = script_op(check);
-        // Without an id, a lease to give back could not be told from other leases.
+        // Without an id, a lease to give back is not distinguishable from other leases.
         let takes = matches!(op, Op::Check | Op::Debit | Op::Take);
         let leases = check
             .charges()

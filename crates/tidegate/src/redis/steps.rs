@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use parking_lot::Mutex;
 use tidegate_core::Timestamp;
 
-/// How many servers are told apart.
+/// The number of servers to distinguish.
 const SERVERS: usize = 64;
 /// A server's clock stepped back if its offset to this process's clock fell by more than this.
 const STEP_US: i64 = 1_000_000;

@@ -1,7 +1,9 @@
--- The bucket: twin of algorithm/bucket.rs. A charge pours its cost in; it drains evenly; what would overflow is denied.
+-- The bucket: twin of algorithm/bucket.rs. A charge adds its cost; the level drains evenly; a
+-- charge that would overflow is denied.
 --
--- Scale: p units drain in a tick of `grid` microseconds, a token is q units. State: how many units, and when.
--- A token is cut so finely that every tick drains a whole number of units: nothing is ever rounded.
+-- Scale: p units drain in a tick of `grid` microseconds, a token is q units. State: the units, and
+-- the moment of that level. A token has so many units that every tick drains a whole number of
+-- them: nothing is ever rounded.
 makers.b = function() return {
   letter = 'b', scale_size = 16, state_size = 14, small = true,
 
@@ -25,7 +27,7 @@ makers.b = function() return {
     local ticks = elapsed > 0 and floor_div(elapsed, k.grid) or 0
     s.units = s.units - ticks * k.p
     if s.units > 0 then
-      s.at = s.at + ticks * k.grid -- only whole ticks are spent; the rest of the last one is kept for later
+      s.at = s.at + ticks * k.grid -- only whole ticks count; the rest of the last one is kept
     else
       s.units, s.at = 0, now - fmod(now, k.grid) -- an idle key does not save up
     end
@@ -43,8 +45,8 @@ makers.b = function() return {
   end,
 
   give_back = function(k, s, _, cost, charged_at)
-    -- Had the request never come, the bucket could have been idle since then and saved nothing up: of what it took, only
-    -- what cannot have drained yet may be given back.
+    -- Without the charge, the bucket could have been idle since then and saved nothing up: only the
+    -- part of the cost that cannot have drained yet may be given back.
     local drained = 0
     if charged_at and s.at > charged_at then drained = ceil_div(s.at - charged_at, k.grid) * k.p end
     local back = math.min(math.max(cost * k.q - drained, 0), s.units)
@@ -54,18 +56,20 @@ makers.b = function() return {
 
   idle_at = function(k, s) return s.units > 0 and s.at + ceil_div(s.units, k.p) * k.grid or 0 end,
 
-  -- What a change of limits made more than can be counted is kept from a later moment on: that is not a step of the clock.
+  -- A level that a change of limits raised above the largest number counts from a later moment: not
+  -- a step of the clock.
   newest = function(_, s) return s.units > 0 and s.units < EXACT / 2 and s.at or 0 end,
 
-  -- The same level at `now`. Says how the moments of charges move: those before the second number are over, the others move
-  -- back by the first, and to the third if they are still later.
+  -- The same level at `now`. Returns how the moments of charges move: those before the second
+  -- number have ended, the others move back by the first, and to the third if they are still later.
   rebase = function(_, s, now)
     local by = math.max(s.at - now, 0)
     s.at = s.at - by
     return by, by, LAST
   end,
 
-  -- The last moment at which the level can have been charged: on a coarse grid its clock starts with the tick it is in.
+  -- The last moment at which the level can have been charged: on a coarse grid, its clock starts
+  -- with its tick.
   last = function(k, s, now)
     if fmod(s.at, k.grid) > 0 then return s.at end
     return math.min(s.at + k.grid - 1, math.max(now, s.at))
@@ -78,18 +82,21 @@ makers.b = function() return {
     local at = from.grid > to.grid and kernels.b.last(from, s, now) or s.at
     local units = mul_div_ceil(s.units, to.q, from.q)
     if units < EXACT then return {units = units, at = at} end
-    -- More than the new scale can count: it counts from the moment at which, at its own rate, it is no more than that.
+    -- More than the new scale can count: it counts from the moment at which the old rate has
+    -- drained the excess.
     local countable = mul_div_floor(EXACT - 1, from.q, to.q)
     local ticks = ceil_div(math.max(s.units - countable, 0), from.p)
     return {units = EXACT - 1, at = math.min(at + ticks * from.grid, LAST)}
   end,
 
-  -- Takes the cost as soon as it fits, and counts it from now: how long that is, or nothing if it is too long.
+  -- Charges the cost now, as if it came when it fits. Returns the wait until then, or nothing if
+  -- that is too long.
   book = function(k, s, now, cost, capacity, max_wait)
     local over = s.units - (capacity - cost) * k.q
     local wait = over > 0 and math.max(s.at + ceil_div(over, k.p) * k.grid - now, 0) or 0
     if wait > max_wait or wait >= LAST then return end
-    -- At the moment of its turn the bucket may have run dry within the last tick; that fraction is not saved up.
+    -- When it fits, the bucket may have run dry within the last tick; that fraction is not saved
+    -- up.
     local ticks = floor_div(math.max(now + wait - s.at, 0), k.grid)
     local units = math.max(s.units, ticks * k.p) + cost * k.q
     if units >= EXACT then return end
@@ -97,8 +104,9 @@ makers.b = function() return {
     return wait
   end,
 
-  -- What somebody has seen, if even the most of it that can be right is more than what there is: as it is now, no later than
-  -- now, and no more than `most`. Never less than what there is, or a memory would undo what was taken since.
+  -- The observed state, if the most of it that can be right is more than the stored one: aged to
+  -- now, no later than now, no more than `most`. Never less than the stored one, or an observation
+  -- would undo later charges.
   join = function(k, s, seen, now, most)
     local right = {units = seen.units, at = math.min(seen.at, now)}
     kernels.b.age(k, right, now)
@@ -107,6 +115,6 @@ makers.b = function() return {
     return right, true
   end,
 
-  -- As full as it can be.
+  -- A full bucket.
   full = function(k, now, capacity) return {units = capacity * k.q, at = now - fmod(now, k.grid)} end,
 } end

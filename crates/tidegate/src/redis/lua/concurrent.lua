@@ -1,7 +1,8 @@
--- Concurrency: twin of algorithm/concurrent.rs. Leases in flight, each of which ends when it is released or its time is up.
+-- Concurrency: twin of algorithm/concurrent.rs. Leases, each of which ends when it is released or
+-- expires.
 --
--- State: when the newest was granted, what they hold together; then the leases in the order in which they end, of 22 bytes
--- each: when it ends, whose it is, what it holds.
+-- State: when the newest was granted, and the units of all; then the leases in the order of their
+-- ends, 22 bytes each: end, id, units.
 local LEASE = 22
 
 makers.c = function()
@@ -31,7 +32,7 @@ makers.c = function()
 
     scale = function() return {ttl = 1} end,
 
-    -- The ttl is the limit's, not the state's: every lease knows its own end.
+    -- The ttl is the limit's, not the state's: every lease has its own end.
     extra = function(k, ttl) k.ttl = ttl end,
 
     read = function(_, value, from)
@@ -87,7 +88,7 @@ makers.c = function()
       return cost
     end,
 
-    -- Ends a lease, or only so many units of it.
+    -- Ends a lease, or `units` of it.
     release = function(s, id, units)
       local i = lease_of(s, id)
       if not i then return 0 end
@@ -100,7 +101,7 @@ makers.c = function()
 
     until_ended = function(_, s, now, over)
       if over <= 0 or s.n == 0 then return 0 end
-      if over >= s.total then return math.max(lease(s, s.n) - now, 0) end -- all of it must go: no need to count
+      if over >= s.total then return math.max(lease(s, s.n) - now, 0) end -- every lease must end
       local wait, i = 0, 1
       while over > 0 and i <= s.n do
         local deadline, _, cost = lease(s, i)
@@ -111,7 +112,7 @@ makers.c = function()
 
     give_back = function(_, s, _, cost)
       local left, n, rest = cost, s.n, ''
-      while left > 0 and n > 0 do -- the one that ends last first
+      while left > 0 and n > 0 do -- the last to end first
         local deadline, id, held = lease(s, n)
         n = n - 1
         if held > left then rest = pack('>I7c8I7', deadline, id, held - left) end
@@ -126,7 +127,7 @@ makers.c = function()
 
     newest = function(_, s) return s.n > 0 and s.newest_grant or 0 end,
 
-    -- The newest lease was granted at `now`, and every lease lives on for as long as it would have from then.
+    -- The newest lease moves to `now`, and the end of every lease moves with it.
     rebase = function(_, s, now)
       local by, moved = math.max(s.newest_grant - now, 0), {}
       for i = 1, s.n do

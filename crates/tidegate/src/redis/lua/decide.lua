@@ -1,6 +1,6 @@
--- The operations: twin of decide.rs and meter.rs. Written once, the same for every algorithm.
+-- The operations: twin of decide.rs and meter.rs. Written once for all algorithms.
 
--- From here on the state differs from the one that was kept.
+-- Marks the state as different from the stored one.
 local function change(m)
   m.changed = true
   if m.idle then
@@ -41,7 +41,7 @@ local function charge(m, units)
   if m.id and m.kernel.letter ~= 'c' then keep_receipt(m, units, charged_at) end
 end
 
--- Charges what was denied: nothing that could never pass, and at most one amount beyond the capacity.
+-- Charges a denied check: not if it could never fit, and at most one amount beyond the capacity.
 local function charge_rejected(m)
   if m.cost > m.capacity then return end
   local units = math.min(m.cost, room(m, m.capacity + m.amount))
@@ -69,7 +69,7 @@ local function refund(m)
     m.granted = give_back(m, m.cost, m.options >= 2 and m.charged or nil)
     return
   end
-  -- A lease ends as a whole, unless this very check took it a moment ago and keeps a part.
+  -- A lease ends completely, unless this check granted it and keeps a part.
   if m.kernel.letter == 'c' then return release(m, m.options >= 2 and m.cost or nil) end
   local at, refundable, charged_at, settled = receipt(m)
   if not at or m.foreign then return end
@@ -83,7 +83,8 @@ local function refund(m)
   end
 end
 
--- Makes up the difference between what was reserved and what it came to: `more` of it is missing, or `cost` too much.
+-- Settles the difference between the reserved and the actual cost: `cost` is missing, or was too
+-- much.
 local function settle(m)
   if m.kernel.letter == 'c' then
     release(m)
@@ -94,7 +95,8 @@ local function settle(m)
   if at then
     put_receipt(m, at, m.id .. pack('>I7I7B', 0, charged_at, 1))
   else
-    -- Forgotten: too long ago, or too many since. Nothing is given back, but what is missing is still taken.
+    -- No receipt: too old, or too many since. Nothing is given back, but a missing cost is still
+    -- charged.
     refundable, charged_at = 0, m.now
   end
   if m.options < 4 then
@@ -137,8 +139,8 @@ local function ceiling(m)
   return (op == DEBIT or op == SETTLE) and m.capacity + m.debt or m.capacity
 end
 
--- Does what the operation says to every meter, and tells whether it was allowed. If it is denied elsewhere, in another slot,
--- `denied` says so: then this is what such a check leaves behind here.
+-- Applies the operation to every meter. Returns whether it is allowed. `denied`: another slot
+-- denied the check, so apply here what a denied check stores.
 local function apply(meters, denied)
   local allowed = not denied
   if op == CHECK or op == DEBIT or op == PEEK then
@@ -147,7 +149,7 @@ local function apply(meters, denied)
       allowed = allowed and m.fits
     end
     for _, m in ipairs(meters) do
-      if op == PEEK then -- only looks
+      if op == PEEK then -- changes nothing
       elseif allowed then
         charge(m, m.cost)
       elseif m.counts_rejected and op == CHECK then
@@ -159,7 +161,7 @@ local function apply(meters, denied)
     for _, m in ipairs(meters) do before = before or is_charged(m) end
     local grant = EXACT
     for _, m in ipairs(meters) do
-      if before then -- asked again under the same id: the answer is what it got
+      if before then -- repeated under the same id: the answer is the units granted before
         m.fits, m.granted = true, charged_units(m)
       else
         grant = math.min(grant, m.cost, room(m, m.capacity))
@@ -191,7 +193,7 @@ local function apply(meters, denied)
   return allowed
 end
 
--- How much must end before the same call would pass; nothing, if it never can.
+-- The units that must end before the same call fits; 0 if it never can.
 local function over(m)
   local units, most = m.cost, ceiling(m)
   if op == TAKE then units = 1 elseif op == SETTLE then units = math.max(m.options >= 4 and m.cost or 0, 1) end
@@ -199,19 +201,19 @@ local function over(m)
   return m.kernel.total(m.s) - (most - units)
 end
 
--- Whether a call keeps the states that it found ahead of the server's clock as rebased.
+-- Whether a call stores the states that it rebased.
 local function keeps_rebased(m)
   if op == CHECK or op == TAKE or op == DEBIT or op == BOOK then return m.cost > 0 end
   return op ~= PEEK
 end
 
--- What is told about one charge.
-local function tell(m)
+-- The part of the answer for one charge.
+local function report(m)
   if (m.repaired or m.restored) and op ~= PEEK and m.cost > 0 then change(m) end
   if m.changed then forget_epoch(m) end
   local rebased = m.rebased_by and keeps_rebased(m)
   m.keeps_rebased = m.keeps_rebased or rebased
-  -- What was only converted or rebased to be looked at is not what is kept, and nobody should remember it.
+  -- A state that was converted or rebased but not stored must not be remembered: flag 16.
   local found = (m.fits and 1 or 0) + (m.restored and 2 or 0) + (m.repaired and 4 or 0) + (m.charged_at and 8 or 0)
     + ((m.foreign or m.rebased_by and not rebased) and 16 or 0) + (rebased and 32 or 0)
   found = pack('>B', found) .. (rebased and pack('>I7', math.min(m.rebased_by, LAST)) or '')
@@ -226,14 +228,14 @@ local function tell(m)
     wait(over(m)), next_after, wait(total), m.charged_at or 0)
 end
 
-if op == 109 then -- 'm': many checks of one key, in the order in which they came; the costs after the first are in the last argument
+if op == 109 then -- 'm': many checks of one key, in order; the last argument has the costs after the first
   op = CHECK
   local m, answer = meter(1), {}
   for i = 1, #rest / 7 + 1 do
     if i > 1 then m.cost = unpack('>I7', rest, (i - 2) * 7 + 1) end
     m.granted, m.charged_at = 0, nil
-    answer[i] = pack('>BI7', apply({m}) and 1 or 0, now) .. tell(m)
-    -- What was written once is there for the next.
+    answer[i] = pack('>BI7', apply({m}) and 1 or 0, now) .. report(m)
+    -- Stored once is enough for the next check.
     if m.cost > 0 then m.repaired, m.restored, m.rebased_by = nil, nil, nil end
   end
   keep(m)
@@ -247,7 +249,7 @@ local meters = {}
 for i = 1, #KEYS do meters[i] = meter(i, id) end
 
 if denied then
-  -- What this very check took here before it was denied elsewhere is given back first.
+  -- First give back what this check charged here before another slot denied it.
   for _, m in ipairs(meters) do
     if m.options >= 2 then
       local cost = m.cost
@@ -259,7 +261,7 @@ end
 local allowed = apply(meters, denied)
 
 local answer = {pack('>BI7', allowed and 1 or 0, now)}
-for i, m in ipairs(meters) do answer[i + 1] = tell(m) end
+for i, m in ipairs(meters) do answer[i + 1] = report(m) end
 for _, m in ipairs(meters) do keep(m) end
 return table.concat(answer)
 end)()

@@ -1,6 +1,7 @@
--- The two-window estimate: twin of algorithm/estimate.rs. As if the previous window's usage had been spread over it evenly.
+-- The two-window estimate: twin of algorithm/estimate.rs. It assumes that the usage of the previous
+-- window was spread evenly.
 
--- A copy as it is in the window of `moment`.
+-- A copy, aged to the window of `moment`.
 local function aged(k, s, moment)
   local copy = {start = s.start, last = s.last, previous = s.previous, current = s.current}
   kernels.e.age(k, copy, moment)
@@ -19,7 +20,7 @@ makers.e = function() return {
     if counts(period) then return {period = period, grid = 1} end
   end,
 
-  -- The grid is the limit's, not the state's: two limits on different grids read the same two counts.
+  -- The grid is the limit's, not the state's: limits on different grids share the two counts.
   extra = function(k, grid) k.grid = grid end,
 
   read = function(k, value, from)
@@ -71,8 +72,8 @@ makers.e = function() return {
 
   newest = function(_, s) return (s.previous > 0 or s.current > 0) and s.start or 0 end,
 
-  -- What was in use when something was last taken becomes the use of the window of `now`, if that was in a later one. See
-  -- bucket.lua.
+  -- The usage at the last charge becomes the usage of the window of `now`, if it was in a later
+  -- one. See bucket.lua.
   rebase = function(k, s, now)
     local before, last = s.start, math.min(s.last, now)
     if before <= now then
@@ -91,15 +92,15 @@ makers.e = function() return {
 
   last = function(_, s) return s.last end,
 
-  -- What was in use when something was last taken; in an earlier window, everything of that window was.
+  -- The usage at the last charge; in an earlier window, the whole count of that window.
   usage = function(k, s, now)
     local k1, last = {period = k.period, grid = 1}, s.last
     kernels.e.age(k1, s, now)
     return EXACT - 1 - kernels.e.room(k1, s, math.max(last, s.start), EXACT - 1)
   end,
 
-  -- See bucket.lua. Whoever has seen it a window earlier has seen what is the previous one now; whoever only looked, before the
-  -- clock went back, has seen it as it will be a window later. So they are compared in the latest window of all.
+  -- See bucket.lua. An observation may be a window older than the state, or, after a clock went
+  -- back, a window newer. So both are compared in the latest window.
   join = function(k, s, seen, now, most)
     if kernels.e.idle_at(k, seen) <= now then return s end
     local right = {start = seen.start, last = seen.last,

@@ -1,5 +1,5 @@
--- Whole numbers, exactly.
-local EXACT = 9007199254740992 -- 2^53: everything is below it
+-- Exact arithmetic with whole numbers.
+local EXACT = 9007199254740992 -- 2^53: all numbers are below it
 local LAST = 4503599627370495 -- 2^52 - 1: the last moment, and the longest wait
 local HOUR_US = 3600000000
 
@@ -12,9 +12,10 @@ local function ceil_div(a, b)
   return (a - rest) / b + (rest > 0 and 1 or 0)
 end
 
--- a * b / c for numbers whose product needs more than 53 bits: the quotient rounded down and whether there is a rest.
--- Long multiplication, bit by bit from the top of a; rest < c always, so nothing on the way reaches 2^53. A quotient that
--- does not fit is reported as 2^53 or more, which is all its callers ask.
+-- a * b / c for numbers whose product needs more than 53 bits: the quotient rounded down and
+-- whether there is a rest. Long multiplication, bit by bit from the top of a; rest < c always, so
+-- no intermediate result reaches 2^53. A quotient that does not fit is returned as 2^53 or more,
+-- which is enough for all callers.
 local function mul_div(a, b, c)
   if a * b < EXACT then
     return floor_div(a * b, c), fmod(a * b, c) > 0
@@ -51,13 +52,13 @@ local function mul_div_ceil(a, b, c)
   return rest and quotient + 1 or quotient
 end
 
--- What can be divided by and counted with.
+-- Whether n is a valid divisor or amount.
 local function counts(n)
   return n >= 1 and n < EXACT
 end
 
--- The algorithms, by the letter their states begin with. Each is made when it is first asked for: a call needs one or two of
--- them, and to make all six would take longer than to decide.
+-- The algorithms, by the first letter of their states. Each is made on first use: a call needs one
+-- or two of them, and making all six would take longer than deciding.
 local makers = {}
 local kernels = setmetatable({}, {
   __index = function(made, letter)

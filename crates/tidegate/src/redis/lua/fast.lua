@@ -1,49 +1,56 @@
 -- Tidegate: one decision, all or nothing, in one script.
 --
 -- KEYS     the state of each charge, all in one slot.
--- ARGV[1]  the call (operation and flags), the first charge, and the time, if it is not the server's. A flag says that it
---          stands in for the server's: for tests.
--- ARGV[i]  of charge i: the scale its limit counts in, its options and numbers, and what the caller has seen of the key.
--- ARGV[#KEYS + 1]  one more number and an id, of the calls that have them.
--- Answers one string: allowed, the time, and for each charge what was found. `call.rs` writes and reads both.
+-- ARGV[1]  the call (operation and flags), the first charge, and the time, if it is not the
+--          server's. A flag says that it stands in for the server's clock, in tests.
+-- ARGV[i]  charge i: the scale of its limit, options and numbers, and what the caller has observed
+--          of the key.
+-- ARGV[#KEYS + 1]  another number and an id, if the call has them.
+-- Returns one string: allowed, the time, and an answer for each charge. `call.rs` encodes and
+-- decodes both.
 --
--- All numbers are whole and below 2^53, so that doubles hold them exactly: divide with math.fmod, never with `%`,
--- which Lua 5.1 computes by a rounded division. Numbers are kept as seven bytes, most significant first.
+-- All numbers are whole and below 2^53, so that doubles hold them exactly: divide with math.fmod,
+-- never with `%`, which Lua 5.1 computes by a rounded division. Numbers are stored as seven bytes,
+-- most significant first.
 --
--- This part decides the two most frequent calls by itself, in as few steps as can be: a check of one bucket or one
--- window, without an id, of a state that is in the limit's own scale and has never been given anything back. Whatever is
--- less simple goes on to the parts below, which know every operation. Both say the same: see bucket.lua and window.lua.
--- Its answers are short: 2 looked, 3 charged, 4 denied; then the time and the state. The most usual, that a window was charged
--- now, is shorter still: nothing but the state, which tells the time by itself.
+-- This part is the fast path of the two most frequent calls: a check of one bucket or one window,
+-- without an id, of a state in the scale of the limit and without a give-back. All other calls
+-- continue with the parts below, which have every operation; both paths decide alike, see
+-- bucket.lua and window.lua.
+-- Answers of the fast path: 2 peeked, 3 charged, 4 denied; then the time
+-- and the state. The most frequent one, a window charged now, is only the state, which contains the
+-- time.
 local call, struct = redis.call, struct
 local unpack = struct.unpack
 
--- One step reads what a window needs; no call is shorter than that. Whatever it is instead reads it once more.
+-- One step reads the fields of a window; no call is shorter than that. Other algorithms read their
+-- own fields again.
 local first = ARGV[1]
 local what, period, from_first_hit, options, cost, capacity, seen_start, seen_used = unpack('>I3I7BBI7I7I7I7', first)
-local now, simple, timed = nil, what - 6488064, false -- a check, 'c', of no flags: then this is the algorithm's letter
-local ahead = 1000001 -- a state that is so far ahead of the server's clock is rebased: see state.lua
-if what == 6488183 or what % 512 < 256 then -- the most usual call is known by one step
+local now, simple, timed = nil, what - 6488064, false -- 'c' without flags: what remains is the algorithm's letter
+local ahead = 1000001 -- a state this far ahead of the server's clock is rebased: see state.lua
+if what == 6488183 or what % 512 < 256 then -- the most frequent call, by one comparison
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 else
   now, simple, timed = unpack('>I7', first, #first - 6), simple - 256, true
-  if what % 8192 < 4096 then ahead = 3600000000 else simple = simple - 4096 end -- unless it stands in for the server's
+  if what % 8192 < 4096 then ahead = 3600000000 else simple = simple - 4096 end -- unless it stands in for the server's clock
 end
 
-local value -- of the only key, once it has been read
+local value -- of the only key, once read
 if simple == 119 then -- a window
   local key = KEYS[1]
   value = call('GET', key)
   if not value or #value == 30 then
     local kind, its_period, its_first, start, used = unpack('>BI7BI7I7', value or '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0')
-    -- What this caller has seen of the key before: if that is more than there is now, something may have been lost, and
-    -- `join` below looks closer.
+    -- If this caller has observed more than there is now, the state may have been lost: continue
+    -- with `join` below.
     if start - now < ahead and (seen_used <= used and seen_start <= start or seen_start + period <= now)
       and (its_period == period and its_first == from_first_hit and kind == 119 or not value) then
-      -- The key of a window ends with it, so it is enough to say so once, and then to write only what differs: the state.
-      -- But whenever another 64 are used it is written as a whole: if somebody took the end off, it is back then.
-      local moment, written = now, used % 64 -- by 64 even `%` divides exactly
+      -- The key of a window expires with it, so its expiry is set once, and later charges write
+      -- only the state. But every 64 units the whole value is written with its expiry, in case
+      -- another program removed that.
+      local moment, written = now, used % 64 -- by 64, `%` is exact
       if start > now and used > 0 then moment = start end
       if used == 0 or moment - start >= period then
         start, used, written = moment, 0, 64
@@ -57,7 +64,7 @@ if simple == 119 then -- a window
           call('SET', key, string.sub(first, 3, 11) .. state, 'PX', string.format('%.0f', ttl))
         else
           call('SETRANGE', key, '9', state)
-          if timed then call('PEXPIRE', key, math.max(period / 1000, 3600000)) end -- unless time is not the server's
+          if timed then call('PEXPIRE', key, math.max(period / 1000, 3600000)) end -- not the server's time
         end
         if moment == now then return state end
         return struct.pack('>BI7', 3, now) .. state
@@ -109,8 +116,8 @@ elseif simple == 98 then -- a bucket
   end
 end
 
--- Whatever comes here was not that simple. What it needs is in a function of its own, so that a simple call has only a few
--- places to clear when it begins.
+-- All other calls. A function of its own, so that the fast path has few local variables to
+-- initialise.
 return (function()
 local op, flags = string.byte(first, 1, 2)
 local pack, sub, fmod = struct.pack, string.sub, math.fmod

@@ -1,14 +1,17 @@
 -- The sliding window in steps and the log: twins of algorithm/sliding.rs and algorithm/log.rs.
 --
--- Both keep usage in pieces, oldest first, each of which ends as a whole: a step of the clock with what was taken in it, or a
--- moment with what was taken then. A piece is fourteen bytes: its name (the step's number, the moment) and the sum of all
--- pieces up to and with it. So the usage between two pieces is a difference, and what is live, and how long to wait, is found
--- by halving. A long log is not read as a whole: pieces are fetched one by one, and a new one is appended.
+-- Both keep usage in pieces, oldest first, each of which ends at one moment: a step of the clock
+-- with the units charged in it, or a moment with the units charged then. A piece is fourteen bytes:
+-- its name (the number of the step, or the moment) and the sum of all pieces up to and including
+-- it. So the usage between two pieces is a difference, and binary search finds live pieces and
+-- waits. A long log is not read completely: pieces are fetched one by one, and a new one is
+-- appended.
 --
--- State: when something was last taken, how many pieces at the front no longer count, and the sum up to there. At work also
--- how many pieces there are, how many are stored (-1: all must be written again), and the last one if it has changed.
+-- State: the moment of the last charge, the number of ended pieces at the front, and the sum up to
+-- there. In memory also the number of pieces, how many are stored (-1: all must be written again),
+-- and the last one if it has changed.
 local PIECE = 14
-local CHUNK = 4096 -- as much of a value as is read at once
+local CHUNK = 4096 -- the bytes of a value that one command reads
 
 local function pieces(letter, kernel)
   -- The name of piece i, and the sum up to it. The last piece may have changed since it was read.
@@ -20,7 +23,8 @@ local function pieces(letter, kernel)
     return unpack('>I7I7', redis.call('GETRANGE', s.key, from, from + PIECE - 1))
   end
 
-  -- The first piece after `s.first` of which `holds` is true, if it is true of all that follow; s.n + 1 if there is none.
+  -- The first piece after `s.first` for which `holds` is true, which it must then be for all later
+  -- ones; s.n + 1 if none.
   local function first_that(s, holds)
     local low, high = s.first + 1, s.n + 1
     if low < high and holds(piece(s, low)) then return low end
@@ -41,14 +45,14 @@ local function pieces(letter, kernel)
     return sum - s.base
   end
 
-  -- The pieces that are left, in bytes, after some at the front and at the end were dropped.
+  -- The bytes of the remaining pieces.
   local function bytes(s)
     load_all(s)
     local kept = s.name and s.n - 1 or s.n
     return sub(s.body, s.first * PIECE + 1, kept * PIECE) .. (s.name and pack('>I7I7', s.name, s.sum) or '')
   end
 
-  -- Makes the pieces `names`, with these uses, the only ones.
+  -- Replaces all pieces by `names` with these uses.
   local function replace(s, names, uses)
     local all, sum = {}, 0
     for i = 1, #names do
@@ -65,7 +69,7 @@ local function pieces(letter, kernel)
     if base < EXACT then return {last = last, first = first, base = base} end
   end
 
-  -- Takes the pieces from where they begin in the value; only a part of it was read if `size` says that there is more.
+  -- Reads the pieces at `offset` of the value, of which only a part was read if `size` is larger.
   kernel.read_body = function(k, s, key, value, offset, size)
     s.key, s.offset, s.n = key, offset, (size - offset) / PIECE
     s.stored = s.n
@@ -110,7 +114,7 @@ local function pieces(letter, kernel)
     cost = math.min(cost, EXACT - 1 - total(s))
     s.last = now
     local name, sum = piece(s, s.n)
-    if sum + cost >= EXACT then -- the sums have grown over time: count from zero again
+    if sum + cost >= EXACT then -- the sums reach the largest number: count from zero again
       load_all(s)
       local names, uses, before = {}, {}, s.base
       for i = s.first + 1, s.n do
@@ -122,7 +126,7 @@ local function pieces(letter, kernel)
     end
     local own = kernel.name(k, now)
     if s.n == s.first or name ~= own then
-      if s.name then -- the one before was changed and not yet written
+      if s.name then -- the previous piece was changed and not yet written
         s.body = bytes(s)
         s.n, s.first, s.stored = s.n - s.first, 0, -1
       end
@@ -140,7 +144,7 @@ local function pieces(letter, kernel)
   end
 
   kernel.give_back = function(k, s, _, cost, charged_at)
-    if not charged_at then -- the newest first: they are at the end
+    if not charged_at then -- the newest first
       local back = math.min(cost, total(s))
       if back <= 0 then return 0 end
       local left = s.base + total(s) - back
@@ -158,7 +162,7 @@ local function pieces(letter, kernel)
     local _, before = piece(s, i - 1)
     local back = name == charged and math.min(cost, sum - before) or 0
     if back <= 0 then return 0 end
-    -- All sums from there on are smaller now. What was charged lately is near the end, so that is little to write.
+    -- All later sums shrink. Recent charges are near the end, so little has to be written.
     load_all(s)
     local after = {}
     if sum - back > before then after[1] = pack('>I7I7', name, sum - back) end
@@ -177,7 +181,7 @@ local function pieces(letter, kernel)
 
   kernel.newest = function(k, s) return s.n > s.first and kernel.moment(k, (piece(s, s.n))) or 0 end
 
-  -- What was taken later than `now`, and counted at the newest piece, counts as taken now: one piece, the last. See bucket.lua.
+  -- Units charged later than `now` count as charged now, in one last piece. See bucket.lua.
   kernel.rebase = function(k, s, now)
     local newest = kernel.age(k, s, now)
     local own = kernel.name(k, now)
@@ -194,7 +198,7 @@ local function pieces(letter, kernel)
     return 0, math.max(newest + 1 - (kernel.ends(k, own) - latest), 0), latest
   end
 
-  -- A log knows when something was last taken by its newest piece, also after one was given back.
+  -- The last charge of a log is its newest piece, even after a give-back.
   kernel.last = function(_, s)
     if letter == 's' then return s.last end
     return s.n > s.first and (piece(s, s.n)) or 0
@@ -227,8 +231,8 @@ makers.s = function() return pieces('s', {
   name = function(k, now) return floor_div(now, k.step) end,
   moment = function(k, index) return index * k.step end,
 
-  -- The first moment at which a step no longer counts: strict, when the last hit it could hold has left; lenient, when the
-  -- window begins to leave it.
+  -- The first moment at which a step no longer counts: strict, when the last moment of the step
+  -- leaves the window; lenient, when the first one does.
   ends = function(k, index)
     if k.lenient then return index * k.step + ceil_div(k.period, k.step) * k.step end
     return index * k.step + k.step - 1 + k.period

@@ -1,10 +1,11 @@
--- The charges of the last few calls that came with an id, so that each can be settled or refunded once: twin of
--- `Receipts` in state.rs. Of 23 bytes each, oldest first: the id, what can still be given back, the moment under which the
--- algorithm keeps it, whether it was settled.
+-- The latest charges with an id, so that each can be settled or refunded once: twin of `Receipts`
+-- in state.rs. 23 bytes each, oldest first: the id, the refundable units, the moment of the charge,
+-- whether it was settled.
 local RECEIPT = 23
 local MOST_RECEIPTS = 64
 
--- Where the receipt of this charge is, what can still be given back of it, when it was charged, and whether it was settled.
+-- The position of the receipt, the refundable units, the moment of the charge, and whether it was
+-- settled.
 local function receipt(m)
   if m.idle or not m.id then return end
   local from = 1
@@ -19,7 +20,7 @@ local function receipt(m)
   end
 end
 
--- Puts `new` in the place of the receipt at `at`.
+-- Replaces the receipt at `at` by `new`.
 local function put_receipt(m, at, new)
   m.receipts = sub(m.receipts, 1, at - 1) .. new .. sub(m.receipts, at + RECEIPT)
   m.receipts_changed = true
@@ -31,7 +32,8 @@ local function keep_receipt(m, units, charged_at)
   m.receipts_changed = true
 end
 
--- The moments of charges move with a state that is rebased; what is over cannot be given back. See bucket.lua.
+-- The moments of charges move with a rebased state; a charge that has ended cannot be given back.
+-- See bucket.lua.
 local function move_receipts(m, by, oldest, latest)
   local kept = {}
   for at = 1, #m.receipts, RECEIPT do
@@ -43,7 +45,7 @@ local function move_receipts(m, by, oldest, latest)
   m.receipts = table.concat(kept)
 end
 
--- After a change of scale nobody can tell any more what a charge still weighs.
+-- After a change of scale, the remaining weight of a charge is unknown: nothing is refundable.
 local function forfeit_receipts(m)
   local kept = {}
   for at = 1, #m.receipts, RECEIPT do

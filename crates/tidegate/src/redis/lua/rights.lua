@@ -1,5 +1,5 @@
--- For the startup check: tries every command that the script calls, on a key of its own, and names those that are refused.
--- Nothing stays: the key is deleted, and where that is refused it ends by itself.
+-- For the startup check: runs every command that the script calls, on a key of its own, and returns
+-- the refused ones. The key is deleted, or expires if that is refused.
 local key = KEYS[1]
 local refused = {}
 
@@ -15,8 +15,8 @@ local there = try('SET', key, 'x', 'PX', 10000)
 try('GET', key)
 try('GETRANGE', key, 0, -1)
 try('STRLEN', key)
-try('SETRANGE', key, 0, '') -- of nothing: makes no key where there is none
-if there then try('APPEND', key, 'x') end -- which would make one that stays
+try('SETRANGE', key, 0, '') -- of nothing: creates no key
+if there then try('APPEND', key, 'x') end -- which would create a key without expiry
 try('PEXPIRE', key, 10000)
 try('DEL', key)
 return refused

@@ -1,4 +1,5 @@
--- The fixed window: twin of algorithm/window.rs. When it started, a counter, and when something was last taken.
+-- The fixed window: twin of algorithm/window.rs. State: its start, the units used, and the moment
+-- of the last charge.
 makers.w = function() return {
   letter = 'w', scale_size = 9, state_size = 21, small = true,
 
@@ -36,7 +37,7 @@ makers.w = function() return {
   end,
 
   give_back = function(_, s, _, cost, charged_at)
-    if charged_at and charged_at ~= s.start then return 0 end -- only into the window that was charged
+    if charged_at and charged_at ~= s.start then return 0 end -- only to the window that was charged
     local back = math.min(cost, s.used)
     s.used = s.used - back
     return back
@@ -44,7 +45,7 @@ makers.w = function() return {
 
   newest = function(_, s) return s.used > 0 and s.start or 0 end,
 
-  -- The same use in the window of `now`, if it was in a later one. See bucket.lua.
+  -- The same usage in the window of `now`, if it was in a later one. See bucket.lua.
   rebase = function(k, s, now)
     local before = s.start
     s.start, s.last = math.min(before, k.from_first_hit and now or now - fmod(now, k.period)), math.min(s.last, now)
@@ -60,7 +61,8 @@ makers.w = function() return {
     return s.used
   end,
 
-  -- See bucket.lua. Two windows from a first hit can both be open after a loss: the larger count, until the later end.
+  -- See bucket.lua. After a loss, two windows from a first hit can be open: the larger count, until
+  -- the later end.
   join = function(k, s, seen, now, most)
     if kernels.w.idle_at(k, seen) <= now then return s end
     local start = math.min(seen.start, k.from_first_hit and now or now - fmod(now, k.period))

@@ -1,4 +1,4 @@
-//! The least rights of `docs/redis.md` are enough, and none of them can be left out.
+//! The least rights in `docs/redis.md` are enough, and each of them is needed.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn recipe() -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
 }
 
-/// Makes the user of the recipe anew, with `more` rights and without `less`.
+/// Resets the user of the recipe, with `more` rights and without `less`.
 fn set_user(server: &Server, more: &[&str], less: &str) {
     let mut words = recipe();
     words.insert(3, "reset".into());
@@ -60,8 +60,7 @@ fn the_recipe_is_enough_for_everything() {
             }
             .run(5_000)
             .await;
-            // Long logs take other commands than short ones, and the server's own clock takes one
-            // more.
+            // Long logs use other commands than short ones, and the server's own clock one more.
             let limits: Limits = "100000/h log; 10/s; 1000/day window".parse().unwrap();
             let redis = store(&server);
             for _ in 0..1_000 {
@@ -75,7 +74,7 @@ fn the_recipe_is_enough_for_everything() {
 }
 
 #[test]
-fn whatever_is_left_out_is_named_with_the_line_that_grants_it() {
+fn a_missing_right_is_named_with_the_line_that_grants_it() {
     Flavor::on_all(|flavor| {
         let server = Server::start(flavor);
         let rights: Vec<String> =

@@ -1,5 +1,5 @@
-//! Callers who go away in the middle of a call: nobody gets somebody else's answer, no budget is
-//! exceeded, and nothing is held for longer than it would have been.
+//! Cancelled calls: no caller gets the answer of another, no budget is exceeded, and nothing is held
+//! longer than without the cancellation.
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,8 +20,8 @@ const CALLERS: u64 = 16;
 const CALLS: u64 = 400;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What `future` comes to, unless it is dropped before: half of the time after some polls, some of
-/// the time after a moment.
+/// The output of `future`, unless it is dropped before: often after some polls, sometimes after a
+/// short time.
 async fn perhaps<F: Future>(random: &mut Random, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let (mut polls, moment) = match random.below(4) {
@@ -42,7 +42,7 @@ async fn perhaps<F: Future>(random: &mut Random, future: F) -> Option<F::Output>
     }
 }
 
-/// Several callers at once, each with its own random numbers.
+/// Runs several callers concurrently, each with its own random numbers.
 fn callers<F>(runtime: &Runtime, call: impl Fn(Random) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -55,9 +55,9 @@ fn build(runtime: &Runtime, builder: RedisBuilder) -> Redis {
     runtime.block_on(async { builder.build() }).unwrap()
 }
 
-/// Every key has an amount of its own, which stands in every answer about it.
+/// Every key has an amount of its own, which every answer about it contains.
 #[test]
-fn nobody_gets_the_answer_of_somebody_else() {
+fn no_caller_gets_the_answer_of_another() {
     const KEYS: u64 = 20;
     let server = Server::start(Flavor::Valkey9);
     let runtime = runtime();
@@ -110,7 +110,7 @@ fn nobody_gets_the_answer_of_somebody_else() {
         let [admitted, gone] = [0, 1].map(|at| counts[at].load(Ordering::Relaxed));
         let left = runtime.block_on(left(&redis, &format!("key:{key}"), &limit(key)));
         assert!(admitted <= amount(key), "key {key}: {admitted} admitted of {}", amount(key));
-        // Whoever went away was counted, or not; everybody who stayed was.
+        // A cancelled check was charged or not; a completed one was.
         let used = amount(key) - left;
         assert!(
             (admitted..=admitted + gone).contains(&used),
@@ -120,7 +120,7 @@ fn nobody_gets_the_answer_of_somebody_else() {
     assert_all_expire(&server);
 }
 
-/// Leases whose taker went away before the answer end with their ttl at the latest.
+/// Leases of cancelled calls end with their ttl at the latest.
 #[test]
 fn leases_do_not_outlive_their_ttl() {
     const LEASES: u64 = 5;
@@ -146,7 +146,7 @@ fn leases_do_not_outlive_their_ttl() {
                 let holders = held.fetch_add(1, Ordering::SeqCst) + 1;
                 tokio::task::yield_now().await;
                 held.fetch_sub(1, Ordering::SeqCst);
-                // A lease that was held for longer than its ttl is nobody's any more.
+                // A lease held longer than its ttl has ended.
                 assert!(
                     holders <= LEASES || began.elapsed() > Duration::from_millis(900),
                     "{holders} hold a lease"
@@ -167,10 +167,10 @@ fn leases_do_not_outlive_their_ttl() {
     assert_all_expire(&server);
 }
 
-/// Places that were booked and left are given back, or pass: the bucket is full again as soon as it
-/// can be.
+/// Bookings of cancelled calls are given back, or pass: the bucket is full again as soon as it can
+/// be.
 #[test]
-fn places_that_are_left_do_not_stay() {
+fn cancelled_bookings_do_not_stay() {
     const BURST: u64 = 5;
     const PER_SECOND: u64 = 200;
     let server = Server::start(Flavor::Redis8);
@@ -195,22 +195,22 @@ fn places_that_are_left_do_not_stay() {
         (passed.load(Ordering::Relaxed), BURST + 1 + micros * PER_SECOND / 1_000_000);
     assert!(passed <= most, "{passed} passed in {micros} us: expected at most {most}");
     assert!(passed > 0);
-    // The farthest place was at most 200 ms away.
+    // The latest booking was at most 200 ms ahead.
     wait_until("the bucket is full", PATIENCE, || {
         runtime.block_on(left(&redis, "k", &limits)) == BURST
     });
     assert_all_expire(&server);
 }
 
-/// A check over several slots comes to its end also if nobody waits for it: what it took it keeps
-/// or gives back, everywhere.
+/// A cancelled check over several slots runs to its end: it keeps its charges in all slots or gives
+/// them back in all.
 #[test]
-fn a_check_over_several_slots_is_never_left_in_the_middle() {
+fn a_cancelled_check_over_several_slots_runs_to_its_end() {
     const USERS: u64 = 6;
     let cluster = super::cluster::shared(Flavor::Redis7);
     let runtime = runtime();
     let redis = build(&runtime, at(&cluster.url()).namespace("cancel"));
-    let (per_user, everybody): (Limits, Limits) =
+    let (per_user, for_all): (Limits, Limits) =
         (limits("40/1000d window"), limits("200/1000d window"));
     let admitted = Arc::new(AtomicU64::new(0));
     callers(&runtime, |mut random| {
@@ -218,12 +218,11 @@ fn a_check_over_several_slots_is_never_left_in_the_middle() {
             Limiter::builder(per_user.clone()).redis(redis.clone()).build(),
             Arc::clone(&admitted),
         );
-        let (per_user, everybody) = (per_user.clone(), everybody.clone());
+        let (per_user, for_all) = (per_user.clone(), for_all.clone());
         async move {
             for _ in 0..CALLS / 10 {
                 let user = format!("user:{}", random.below(USERS));
-                let check =
-                    Check::new().charge(&user, &per_user, 1).charge("everybody", &everybody, 1);
+                let check = Check::new().charge(&user, &per_user, 1).charge("for_all", &for_all, 1);
                 if let Some(decision) = perhaps(&mut random, limiter.decide(check)).await {
                     admitted.fetch_add(u64::from(decision.unwrap().allowed()), Ordering::Relaxed);
                 }
@@ -236,10 +235,10 @@ fn a_check_over_several_slots_is_never_left_in_the_middle() {
             for user in 0..USERS {
                 users += 40 - left(&redis, &format!("user:{user}"), &per_user).await;
             }
-            (users, 200 - left(&redis, "everybody", &everybody).await)
+            (users, 200 - left(&redis, "for_all", &for_all).await)
         })
     };
-    // Those whose callers went away may still be on their way.
+    // Cancelled checks may still be running.
     wait_until("both sides agree", PATIENCE, || used().0 == used().1);
     assert!(admitted.load(Ordering::Relaxed) <= used().1);
     assert_eq!(cluster.keys_without_ttl("tg1:"), Vec::<String>::new());

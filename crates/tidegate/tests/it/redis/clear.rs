@@ -1,4 +1,4 @@
-//! What a store has written can be removed, and nobody else's.
+//! A store can remove its own keys, and no others.
 
 use tidegate::redis::{ClearError, Redis};
 use tidegate::{Check, Limits, Store};
@@ -26,12 +26,12 @@ fn only_the_keys_of_the_namespace_are_removed() {
             for redis in [&shop, &shopping, &bare] {
                 write(redis, 700).await;
             }
-            server.command(&["SET", "somebody-else", "x"]);
+            server.command(&["SET", "other-program", "x"]);
             assert_eq!(server.command(&["DBSIZE"]).int(), 3 * 1400 + 1);
             assert_eq!(shop.clear().await.unwrap(), 1400, "{flavor}");
             assert_eq!(server.command(&["DBSIZE"]).int(), 2 * 1400 + 1);
             assert_eq!(shop.clear().await.unwrap(), 0);
-            // It was meant: nothing that this store remembers brings it back.
+            // The removal is deliberate: this store does not restore the keys.
             let limits: Limits = "100/day".parse().unwrap();
             let decision = shop.decide(&Check::new().charge("0", &limits, 100)).await.unwrap();
             assert!(decision.allowed(), "{flavor}: {decision:?}");

@@ -11,7 +11,7 @@ use tidegate_testkit::{ClockShim, Flavor, Server, wait_until};
 use super::{ask, assert_all_expire, limits, runtime, store};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Windows of this many seconds are in their middle whenever a test looks.
+/// Windows of this many seconds are half over whenever a test reads them.
 const WINDOW_SECS: i64 = 1000;
 
 /// A server whose clock this test sets.
@@ -120,10 +120,9 @@ fn usage_is_kept_when_the_servers_clock_goes_back() {
     }
 }
 
-/// The wait that is told after the step is the one that it takes, and all nodes agree on it,
-/// whatever they remember.
+/// The wait of a denial after the step is exact, and all nodes agree on it, whatever they remember.
 #[test]
-fn a_key_is_free_again_when_the_denial_after_a_step_said() {
+fn a_wait_after_a_clock_step_is_exact() {
     let clocked = Clocked::start(Flavor::Valkey9);
     let runtime = runtime();
     for text in ["1/s burst 3", "3/s window from first hit", "3/s log", "3 concurrent ttl 1s"] {
@@ -146,7 +145,7 @@ fn a_key_is_free_again_when_the_denial_after_a_step_said() {
             waited >= Duration::from_micros(wait) && waited < Duration::from_secs(30),
             "{text}: {waited:?}"
         );
-        // The other one remembers a full key in an hour. It does not bring that back.
+        // The other node remembers a key that is full in an hour. It does not restore that.
         wait_until("it is free again", PATIENCE, || {
             runtime.block_on(ask(&other, "k", &limits)).unwrap().allowed()
         });
@@ -163,8 +162,8 @@ fn a_key_is_free_again_when_the_denial_after_a_step_said() {
     }
 }
 
-/// A replica whose clock is behind takes over: what it was told counts from its own time on; what
-/// it never heard of is brought along.
+/// A replica whose clock is behind takes over: replicated usage counts from its own time; usage that
+/// was not replicated is restored by the callers.
 #[test]
 fn a_replica_whose_clock_is_behind_takes_over() {
     for text in ["1/h burst 100", "100/1000s window", "100/1000s estimate", "100/1000s log"] {
@@ -188,14 +187,14 @@ fn a_replica_whose_clock_is_behind_takes_over() {
         behind.server.command(&["CONFIG", "SET", "port", &port]);
         let (mut after, mut asked) = (0, 0);
         wait_until("it answers", PATIENCE, || {
-            // While the connection is being made again there is no answer, and nothing is admitted.
+            // During the reconnect there is no answer, and nothing is allowed.
             if let Ok(decision) = runtime.block_on(ask(&redis, "k", &limits)) {
                 after += u64::from(decision.allowed());
                 asked += 1;
             }
             asked == 100
         });
-        // Nobody but the replica's own state remembers a log.
+        // No caller remembers a log.
         let lost = if text.contains("log") { 20 } else { 0 };
         assert_eq!(after, 30 + lost, "{text}");
         assert_eq!(redis.stats().clock_regressions, 1, "{text}");
@@ -203,7 +202,7 @@ fn a_replica_whose_clock_is_behind_takes_over() {
     }
 }
 
-/// Nodes are counted by leases. Those from before the step end as fast as any other.
+/// Nodes are counted by leases. Leases from before the step expire as fast as any other.
 #[test]
 fn nodes_are_counted_after_a_step_back() {
     let clocked = Clocked::start(Flavor::Redis8);

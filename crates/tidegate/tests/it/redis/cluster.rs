@@ -1,5 +1,6 @@
-//! Clusters that are well: one call for one subject, several for several, never too much, and
-//! nothing left behind by a denial.
+//! Healthy clusters: one call for one subject, several for several, no limit exceeded, and no charge
+//! left by a denial.
+// Long because the helpers that start and share clusters are used by most of these tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -15,8 +16,7 @@ use crate::conformance::{Random, StepsBack, Trial};
 
 pub(crate) const FLAVORS: [Flavor; 2] = [Flavor::Redis7, Flavor::Valkey9];
 
-/// A cluster for tests that break nothing: those that run at the same time share it, each in its
-/// own namespace.
+/// A cluster that concurrent tests share, each in its own namespace; they must not break it.
 pub(crate) fn shared(flavor: Flavor) -> Arc<Cluster> {
     static CLUSTERS: Mutex<Vec<(Flavor, Weak<Cluster>)>> = Mutex::new(Vec::new());
     let mut clusters = CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,7 +30,7 @@ pub(crate) fn shared(flavor: Flavor) -> Arc<Cluster> {
     })
 }
 
-/// Runs a test on both kinds of cluster, side by side, and looks for keys that would stay for ever.
+/// Runs a test on both kinds of cluster in parallel, and finds keys without an expiry.
 pub(crate) fn on_clusters(
     start: impl Fn(Flavor) -> Arc<Cluster> + Sync,
     test: impl Fn(&Cluster) + Sync,
@@ -53,7 +53,7 @@ fn on_shared(test: impl Fn(&Cluster) + Sync) {
     on_clusters(shared, test);
 }
 
-/// The slot that a key was put into: found by its name, which ends with it.
+/// The slot of a key, found by its name, which ends with it.
 pub(crate) fn slot_of(cluster: &Cluster, key: &str) -> u16 {
     let name = cluster
         .nodes()
@@ -69,7 +69,7 @@ pub(crate) fn slot_of(cluster: &Cluster, key: &str) -> u16 {
     cluster.slot_of(&name.unwrap_or_else(|| panic!("{key} is on no node")))
 }
 
-/// Keys that live on the three masters, one each, in the order of the nodes. Each is charged once.
+/// One key on each of the three masters, in the order of the nodes, charged once.
 pub(crate) async fn one_per_master(
     cluster: &Cluster,
     redis: &Redis,
@@ -110,10 +110,9 @@ fn all_limits_of_one_subject_are_one_call() {
     });
 }
 
-/// Three subjects on three masters. Whichever of them is used up denies, the others keep what they
-/// had, to the last unit.
+/// Three subjects on three masters: the one that is used up denies, the others keep every unit.
 #[test]
-fn whoever_denies_leaves_the_others_as_they_were() {
+fn a_denial_of_one_slot_leaves_the_others_unchanged() {
     const LIMITS: [&str; 7] = [
         "5/h",
         "5/1000d window",
@@ -147,7 +146,7 @@ fn whoever_denies_leaves_the_others_as_they_were() {
                     for _ in 0..3 {
                         assert!(ask(&redis, &keys[place], &limits).await.unwrap().allowed());
                     }
-                    // From a store that has seen nothing, and so cannot know whom to ask first.
+                    // From a store without observations, which cannot know the slot to call first.
                     let stranger = at(&cluster.url()).namespace(format!("deny{number}-{place}"));
                     let clock = ManualClock::new();
                     clock.set(tidegate::Timestamp::from_secs(1_700_000_000));
@@ -174,8 +173,8 @@ fn whoever_denies_leaves_the_others_as_they_were() {
                             assert_eq!(left(redis, key, &limits).await, expected, "{limit}, {at}");
                         }
                     }
-                    // Whoever remembers who was used up asks there first and takes nothing
-                    // anywhere.
+                    // A store that remembers the used-up key calls its slot first and charges
+                    // nothing.
                     let small =
                         matches!(limit.split(' ').nth(1), None | Some("window" | "estimate"));
                     if small {
@@ -196,15 +195,14 @@ fn whoever_denies_leaves_the_others_as_they_were() {
 /// The cluster decides over several slots what the core decides over a plain map, in every field.
 /// What must differ:
 ///
-/// - A clock that goes back. A denial that was taken and given back leaves the state aged to its
-///   moment.
+/// - A clock that goes back. A charge that was given back leaves the state aged to its moment.
 /// - A key whose limit changes between calls. What was converted for a charge stays converted after
 ///   it was given back.
 /// - An id that some subjects of a `take` know and others do not. Each slot answers for itself; the
-///   core, which sees all at once, takes nothing anywhere. One id is meant for one call, and then
+///   core, which sees all of them, takes nothing anywhere. An id is meant for one call, and then
 ///   all know it or none does.
-/// - The id of a decision over a `concurrent` limit that had none. It is given one, to be able to
-///   take the lease back.
+/// - The id of a decision over a `concurrent` limit without one. The store adds one, to be able to
+///   give the lease back.
 #[test]
 fn over_several_slots_the_answers_are_those_of_the_core() {
     const HISTORIES: u64 = 4;
@@ -255,8 +253,8 @@ fn over_several_slots_the_answers_are_those_of_the_core() {
     });
 }
 
-/// Each of the subjects gives as much as the poorest, and keeps the rest; also of leases, which
-/// otherwise end as a whole.
+/// Each subject gives as much as the one with the least left; also leases, which otherwise end
+/// completely.
 #[test]
 fn taking_from_several_slots_takes_the_same_from_all() {
     on_shared(|cluster| {
@@ -279,8 +277,8 @@ fn taking_from_several_slots_takes_the_same_from_all() {
                 );
                 assert_eq!(left(&redis, &keys[0], &rich).await, 5, "{kind}");
                 assert_eq!(left(&redis, &keys[1], &poor).await, 0, "{kind}");
-                // The smaller limit is asked first. If the larger has less left, what the smaller
-                // gave too much goes back.
+                // The smaller limit is called first. If the larger has less left, the surplus is
+                // given back.
                 for key in &keys {
                     let reset = Check::of(Op::Reset).charge(key.as_str(), &rich, 0);
                     assert!(redis.decide(&reset).await.unwrap().allowed());
@@ -300,7 +298,7 @@ fn taking_from_several_slots_takes_the_same_from_all() {
                 assert!(
                     redis.decide(&Check::new().charge(&keys[1], &poor, 2)).await.unwrap().allowed()
                 );
-                // Nothing is to be had of one: nobody gives, and each says whether it would have.
+                // One has nothing left: none gives, and each reports whether it would have.
                 let take =
                     Check::of(Op::Take).charge(&keys[0], &rich, 6).charge(&keys[1], &poor, 6);
                 let take = take.charge(&keys[2], &empty, 6);
@@ -310,7 +308,7 @@ fn taking_from_several_slots_takes_the_same_from_all() {
                 assert_eq!((denied.allowed(), would), (false, vec![true, false, true]), "{kind}");
                 assert_eq!(left(&redis, &keys[0], &rich).await, 4, "{kind}");
                 assert_eq!(left(&redis, &keys[2], &empty).await, 1, "{kind}");
-                // Without an id it is given back by whoever took last, on both sides.
+                // Without an id, a give-back ends the newest leases, on both sides.
                 let refund =
                     Check::of(Op::Refund).charge(&keys[0], &rich, 3).charge(&keys[1], &poor, 3);
                 let back = redis.decide(&refund).await.unwrap();
@@ -325,8 +323,7 @@ fn taking_from_several_slots_takes_the_same_from_all() {
     });
 }
 
-/// Asked again under the same id, nothing is taken again, and nothing is given back of what was
-/// taken then.
+/// A repeated call under the same id takes nothing again, and gives nothing back.
 #[test]
 fn taking_again_under_the_same_id_changes_nothing() {
     on_shared(|cluster| {
@@ -354,7 +351,7 @@ fn taking_again_under_the_same_id_changes_nothing() {
     });
 }
 
-/// An id of zero is none: two calls with it are two calls.
+/// An id of zero is no id: two calls with it are charged twice.
 #[test]
 fn an_id_of_zero_is_no_id() {
     on_shared(|cluster| {
@@ -377,8 +374,8 @@ fn an_id_of_zero_is_no_id() {
     });
 }
 
-/// A slot that cannot answer is no denial: what the others took is given back, also under a limit
-/// that counts what it denies.
+/// A slot without an answer is no denial: the others give back their charges, even under a limit
+/// that counts denials.
 #[test]
 fn no_answer_from_one_slot_charges_no_other() {
     on_shared(|cluster| {
@@ -388,7 +385,7 @@ fn no_answer_from_one_slot_charges_no_other() {
                 let limits = limits(limit);
                 let keys = one_per_master(cluster, &redis, &limits, limit).await;
                 let before = left(&redis, &keys[0], &limits).await;
-                // Somebody else has put a list where the state of the second was.
+                // Another program has replaced the state of the second by a list.
                 let names = cluster
                     .nodes()
                     .iter()
@@ -414,10 +411,10 @@ fn no_answer_from_one_slot_charges_no_other() {
     });
 }
 
-/// Sixteen tasks, everybody in a hurry: of each user and of all together exactly as much is
-/// admitted as there is, and what was given back by checks that failed is there to the last unit.
+/// Sixteen concurrent tasks: the limits of each user and of all together allow exactly their amount,
+/// and no unit that a denied check gave back is lost.
 #[test]
-fn many_at_once_never_get_too_much() {
+fn concurrent_checks_never_exceed_a_limit() {
     const USERS: usize = 40;
     const TASKS: u64 = 16;
     const ASKS: u64 = 200;
@@ -433,15 +430,15 @@ fn many_at_once_never_get_too_much() {
     on_shared(|cluster| {
         let runtime = runtime();
         let per_user: Arc<Vec<Limits>> = Arc::new(kinds.iter().map(|kind| limits(kind)).collect());
-        let everybody = limits(&format!("{TOTAL}/1000d window"));
+        let for_all = limits(&format!("{TOTAL}/1000d window"));
         let admitted: Arc<Vec<AtomicU64>> =
             Arc::new((0..USERS).map(|_| AtomicU64::new(0)).collect());
         let redis =
-            runtime.block_on(async { at(&cluster.url()).namespace("hurry").build() }).unwrap();
+            runtime.block_on(async { at(&cluster.url()).namespace("concurrent").build() }).unwrap();
         let tasks: Vec<_> = (0..TASKS)
             .map(|task| {
-                let (redis, per_user, everybody) =
-                    (redis.clone(), Arc::clone(&per_user), everybody.clone());
+                let (redis, per_user, for_all) =
+                    (redis.clone(), Arc::clone(&per_user), for_all.clone());
                 let admitted = Arc::clone(&admitted);
                 runtime.spawn(async move {
                     let mut random = Random(task);
@@ -449,7 +446,7 @@ fn many_at_once_never_get_too_much() {
                         let user = usize::try_from(random.below(USERS as u64)).unwrap();
                         let key = format!("user:{user}");
                         let check = Check::new().charge(&key, &per_user[user % per_user.len()], 1);
-                        let check = check.charge("everybody", &everybody, 1);
+                        let check = check.charge("for_all", &for_all, 1);
                         if redis.decide(&check).await.unwrap().allowed() {
                             admitted[user].fetch_add(1, Ordering::Relaxed);
                         }
@@ -461,14 +458,14 @@ fn many_at_once_never_get_too_much() {
         let sum = || admitted.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
         assert!(sum() <= TOTAL, "{} admitted", sum());
         runtime.block_on(async {
-            // Somebody may have been denied because somebody else held a unit for a moment. Alone,
-            // everybody gets the rest.
+            // A check may have been denied because another held a unit briefly. Now the rest is
+            // allowed, one check at a time.
             for user in (0..USERS).cycle().take(USERS * 60) {
                 let key = format!("user:{user}");
                 let check = Check::new().charge(&key, &per_user[user % per_user.len()], 1);
-                let check = check.charge("everybody", &everybody, 1);
+                let check = check.charge("for_all", &for_all, 1);
                 if !redis.decide(&check).await.unwrap().allowed() {
-                    if left(&redis, "everybody", &everybody).await == 0 {
+                    if left(&redis, "for_all", &for_all).await == 0 {
                         break;
                     }
                     continue;
@@ -476,14 +473,13 @@ fn many_at_once_never_get_too_much() {
                 admitted[user].fetch_add(1, Ordering::Relaxed);
             }
             assert_eq!(sum(), TOTAL);
-            assert_eq!(left(&redis, "everybody", &everybody).await, 0);
+            assert_eq!(left(&redis, "for_all", &for_all).await, 0);
         });
         for (user, count) in admitted.iter().enumerate() {
             let count = count.load(Ordering::Relaxed);
             assert!(count <= PER_USER, "user {user}: {count}");
             let limits = &per_user[user % per_user.len()];
-            // A bucket gives back what cannot have drained meanwhile; the microseconds it keeps
-            // have drained soon.
+            // A bucket gives back only what cannot have drained; the rest drains in microseconds.
             wait_until("the bucket has drained the last moments", Duration::from_secs(5), || {
                 runtime.block_on(left(&redis, &format!("user:{user}"), limits)) == PER_USER - count
                     || !kinds[user % kinds.len()].contains("burst")
@@ -495,13 +491,12 @@ fn many_at_once_never_get_too_much() {
     });
 }
 
-/// Every script runs where only declared keys of one slot may be touched.
+/// Every call declares its keys, all of one slot.
 #[test]
 fn no_call_touches_what_it_did_not_declare() {
     on_shared(|cluster| {
         for node in cluster.nodes() {
-            // Scripts that declare nothing may be allowed to cross slots; ours are not asked for
-            // that.
+            // Scripts that declare no keys may be allowed to cross slots; this one declares them.
             let reply = node.command(&["CONFIG", "GET", "*cross-slot*"]);
             assert!(
                 matches!(&reply, Reply::Array(found) if found.iter().all(|word| word != &Reply::Text("yes".into())))

@@ -1,4 +1,4 @@
-//! Many checks of one hot key at once: a few calls, and the same decisions as one by one.
+//! Concurrent checks of one hot key: a few calls, and the same decisions as one by one.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tidegate_testkit::{Flavor, Server};
 use super::{assert_all_expire, left, limits, runtime, store};
 use crate::conformance::Random;
 
-/// Begins all of them in this order, and waits for all.
+/// Starts all futures in this order, and waits for all.
 async fn all<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + Send>>>) -> Vec<T> {
     let mut outputs: Vec<Option<T>> = futures.iter().map(|_| None).collect();
     poll_fn(|context| {
@@ -56,10 +56,9 @@ fn checks_that_are_sent_together_are_decided_as_one_by_one() {
             let mut random = Random(7);
             for round in 0..200 {
                 let text: &'static str = random.pick::<&str>(&texts);
-                // Now and then another limit on a key that has been used.
+                // Sometimes another limit on a key that has been used.
                 let key: &'static str = if random.below(10) == 0 { "shared" } else { text };
-                // What each asks, and how much later than the one before, if it is another time at
-                // all.
+                // The cost of each check, and how much later than the previous one it comes.
                 let asks: Vec<(u64, u64, &'static str)> = (0..1 + random.below(200))
                     .map(|_| {
                         let other = random.below(40) == 0 && key == "shared";
@@ -102,9 +101,9 @@ fn checks_that_are_sent_together_are_decided_as_one_by_one() {
     }
 }
 
-/// Whoever goes away before the call is made is not charged, and nobody waits for ever.
+/// A check that is cancelled before its call is not charged, and no other check hangs.
 #[test]
-fn whoever_goes_away_in_a_crowd_disturbs_nobody() {
+fn a_cancelled_check_does_not_disturb_the_others() {
     let server = Server::start(Flavor::Valkey9);
     let runtime = runtime();
     let (limits, rounds) = (limits("1000000/h window"), 60);

@@ -1,5 +1,5 @@
-//! Clusters that lose a master while everybody asks: in agreement, without a single failure; by
-//! death, within the bound.
+//! Clusters that lose a master under load: a planned failover fails no call, a death stays within
+//! the bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,15 +14,15 @@ use tokio::task::JoinHandle;
 use super::cluster::{on_clusters, one_per_master, slot_of};
 use super::{at, left, limits, runtime};
 
-/// A budget that cannot be used up, and does not come back, while the test runs.
+/// A budget that the test cannot use up, and that does not refill while it runs.
 pub(crate) const BUDGET: u64 = 10_000_000;
-/// Callers that ask at the same time; each has at most one call on its way.
+/// Concurrent callers, each with at most one call in flight.
 pub(crate) const CALLERS: u64 = 8;
 
-/// How long a busy machine may take over anything.
+/// A generous timeout for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Callers that ask without a pause, over and over.
+/// Callers that call without a pause.
 pub(crate) struct Load {
     counts: Arc<Counts>,
     tasks: Vec<JoinHandle<()>>,
@@ -32,13 +32,13 @@ pub(crate) struct Load {
 struct Counts {
     stop: AtomicBool,
     admitted: AtomicU64,
-    /// Calls without an answer: the server may have counted them, or not.
+    /// Calls without an answer, charged or not.
     failed: AtomicU64,
     last_failure: std::sync::Mutex<Option<(Instant, String)>>,
 }
 
 impl Load {
-    /// Everybody takes one of every key, in one check.
+    /// Every caller charges one unit of every key, in one check.
     pub(crate) fn start(
         runtime: &Runtime,
         redis: &Redis,
@@ -63,7 +63,7 @@ impl Load {
                             counts.failed.fetch_add(1, Ordering::Relaxed);
                             *counts.last_failure.lock().unwrap() =
                                 Some((Instant::now(), error.to_string()));
-                            // Whoever was refused does not ask again at once.
+                            // A refused caller pauses before its next call.
                             tokio::time::sleep(Duration::from_millis(2)).await;
                         }
                     }
@@ -87,13 +87,13 @@ impl Load {
         self.counts.last_failure.lock().unwrap().clone()
     }
 
-    /// Comes back when so many more were admitted.
+    /// Waits until this many more checks were allowed.
     pub(crate) fn goes_on(&self, what: &str, more: u64) {
         let from = self.admitted();
         wait_until(what, PATIENCE, || self.admitted() >= from + more);
     }
 
-    /// Lets everybody come to an end.
+    /// Stops all callers.
     pub(crate) fn stop(&mut self, runtime: &Runtime) {
         self.counts.stop.store(true, Ordering::Relaxed);
         self.tasks.drain(..).for_each(|task| runtime.block_on(task).unwrap());
@@ -102,9 +102,9 @@ impl Load {
 
 const KINDS: [&str; 3] = ["window", "estimate", "bucket"];
 
-/// A limit of this kind that nobody can use up: of [`BUDGET`], or of a tenth of it for a bucket.
+/// A limit of this kind that the test cannot use up: [`BUDGET`], or a tenth of it for a bucket.
 pub(crate) fn plenty(kind: &str) -> Limits {
-    // A bucket's budget comes back all the time; of this one not a whole unit in ten minutes.
+    // A bucket refills continuously; this one by less than a unit in ten minutes.
     limits(&if kind == "bucket" {
         format!("1/10min burst {}", BUDGET / 10)
     } else {
@@ -120,12 +120,12 @@ fn patient(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
     Arc::new(Cluster::patient(flavor, Duration::from_secs(20)))
 }
 
-/// The two sides change places while calls are on their way. The old master holds them back until
-/// the new one has everything, and then says where to go: nobody notices, and nothing is counted
-/// twice or not at all. A third master may hear that the old one has no slots any more before it
-/// hears who has them, and say for some milliseconds that the cluster is down; that is waited out.
+/// A planned failover under load. The old master holds calls back until the new one has all data,
+/// and then redirects them: no call fails, and none is charged twice or not at all. A third master
+/// may learn that the old one has no slots before it learns the new owner, and answer CLUSTERDOWN
+/// for some milliseconds; the client retries.
 #[test]
-fn a_failover_in_agreement_fails_nobody_and_admits_nobody_too_much() {
+fn a_planned_failover_fails_no_call_and_exceeds_no_limit() {
     on_clusters(patient, |cluster| {
         let runtime = runtime();
         for (master, kind) in KINDS.into_iter().enumerate() {
@@ -165,11 +165,10 @@ fn a_failover_in_agreement_fails_nobody_and_admits_nobody_too_much() {
     });
 }
 
-/// A master dies. Until its replica is elected nobody is answered there; what the replica never
-/// heard of is told to it by the caller; whatever is admitted in all stays within the budget and
-/// the calls that were on their way.
+/// A master dies. Until its replica is elected its slots have no answers; the caller restores what
+/// was not replicated; the total stays within the budget and the calls in flight.
 #[test]
-fn a_master_that_dies_costs_no_more_than_the_calls_on_their_way() {
+fn a_dead_master_costs_at_most_the_calls_in_flight() {
     on_clusters(fresh, |cluster| {
         let runtime = runtime();
         let limits = plenty("window");
@@ -230,7 +229,7 @@ fn a_master_that_dies_costs_no_more_than_the_calls_on_their_way() {
             redis.stats().regressions,
         );
         assert!(over <= CALLERS, "{over} too many: {:?}", redis.stats());
-        // What was counted and never answered is lost to the caller: at most every failure.
+        // Charges without an answer are lost to the caller: at most one per failure.
         assert!(BUDGET - left_here <= admitted + failed + 1, "{left_here} left after {admitted}");
         let left_there = runtime.block_on(left(&forgetful, dying, &limits));
         println!(
@@ -244,7 +243,7 @@ fn a_master_that_dies_costs_no_more_than_the_calls_on_their_way() {
     });
 }
 
-/// A check over two slots of which one is down fails, and what the other gave is given back.
+/// A check over two slots of which one is down fails, and the charge of the other is given back.
 fn a_shard_that_is_down(runtime: &Runtime, redis: &Redis, down: &str, up: &str, limits: &Limits) {
     runtime.block_on(async {
         let before = left(redis, up, limits).await;

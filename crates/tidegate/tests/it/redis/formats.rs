@@ -1,7 +1,7 @@
-//! What is kept in Redis outlives the program that wrote it, and programs of two releases share it
-//! while one replaces the other. So the names and the values of the format `tg1` are promises, kept
-//! here to the byte: this release writes them as the file says, and reads what the file says as the
-//! release that wrote it would have. How a format is changed is said in decision 0033.
+//! State in Redis outlives the program that wrote it, and during an upgrade two releases share it.
+//! So the keys and values of the format `tg1` must not change by a byte: this release writes what
+//! the file has, and reads what the file has like the release that wrote it. Record 0033 says how to
+//! change the format.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use super::{runtime, store};
 
 const FILE: &str = include_str!("../../../../../testdata/formats/tg1.txt");
 
-/// The moment from which the file counts.
+/// The start of the times in the file.
 const EPOCH: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-/// One line of the file: what was asked, what was kept, and what is said afterwards.
+/// One line of the file: the calls, the stored keys, and the answer afterwards.
 struct Case<'a> {
     name: &'a str,
     limits: Limits,
@@ -55,7 +55,7 @@ impl Asked {
         asked
     }
 
-    /// As a rule in a namespace is asked.
+    /// Runs the operation, as a rule in a namespace.
     async fn ask(self, redis: &Redis, clock: &ManualClock, limits: &Limits) -> Decision {
         clock.set(EPOCH.after_micros(self.at));
         let mut check = Check::of(self.op).charge_named("per-user", "user:7", limits, self.cost);
@@ -96,7 +96,7 @@ impl Case<'_> {
     }
 }
 
-/// Everything that a decision says.
+/// All fields of a decision, as text.
 fn said(decision: &Decision) -> String {
     let retry =
         decision.retry_after().map_or("never".to_owned(), |wait| wait.as_micros().to_string());
@@ -108,7 +108,7 @@ fn said(decision: &Decision) -> String {
     )
 }
 
-/// All keys of Tidegate and their values.
+/// All keys of Tidegate with their values.
 fn kept(server: &Server) -> Vec<(String, Vec<u8>)> {
     let bytes = |reply: &Reply| match reply {
         Reply::Text(text) => text.clone().into_bytes(),
@@ -135,7 +135,7 @@ fn every_algorithm_is_in_the_file() {
 }
 
 #[test]
-fn names_and_values_are_written_as_they_always_were() {
+fn keys_and_values_are_written_as_before() {
     let mut changed = String::new();
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let server = Server::start(flavor);
@@ -169,7 +169,7 @@ fn names_and_values_are_written_as_they_always_were() {
 }
 
 #[test]
-fn what_was_written_by_a_release_before_is_read() {
+fn state_of_an_earlier_release_is_read() {
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let server = Server::start(flavor);
         runtime().block_on(async {

@@ -1,5 +1,5 @@
-//! Keys that somebody else has written to: a clear error or a repair on the strict side, never a
-//! crash, never unlimited.
+//! Keys that another program has written: a clear error or a strict repair, never a crash, never
+//! unlimited.
 
 use tidegate::redis::Redis;
 use tidegate::{Check, Id, Limits, ManualClock, Op, Store, StoreError, Timestamp};
@@ -81,7 +81,7 @@ fn a_key_of_another_type_is_an_error_that_names_it() {
 }
 
 #[test]
-fn garbage_counts_as_used_up_and_ends_by_itself() {
+fn garbage_counts_as_used_up_and_expires() {
     let server = Server::start(Flavor::Redis7);
     runtime().block_on(async {
         for limit in LIMITS {
@@ -111,8 +111,8 @@ fn garbage_counts_as_used_up_and_ends_by_itself() {
     });
 }
 
-/// Bytes changed, cut off or added at random in what Tidegate wrote, and ends taken away: every
-/// call is answered or refused by name, and whatever is written afterwards has an end again.
+/// Values with bytes changed, removed or added at random, and expiries removed: every call has an
+/// answer or an error that names the key, and every later write sets an expiry.
 #[test]
 fn no_damage_crashes_the_script() {
     let server = Server::start(Flavor::Valkey9);
@@ -170,11 +170,11 @@ fn no_damage_crashes_the_script() {
     });
 }
 
-/// Whoever takes the end off a key (`PERSIST`) finds it back soon: with the next write, or, of a
-/// window that is changed in place, when another 64 are used. What nobody uses any more stays as he
-/// left it.
+/// An expiry that another program removed (`PERSIST`) is set again by the next write, or, for a
+/// window that is changed in place, after at most 64 more units. A key that is not used any more
+/// stays.
 #[test]
-fn an_end_that_was_taken_off_is_back_within_a_few_writes() {
+fn a_removed_expiry_is_back_within_a_few_writes() {
     let with_next = |limit: &str| -> (Limits, u32) { (limit.parse().unwrap(), 1) };
     let kinds = [
         with_next("100000/h"),
@@ -191,8 +191,8 @@ fn an_end_that_was_taken_off_is_back_within_a_few_writes() {
             let redis = store(&server).build().unwrap();
             let lasting = || server.keys_without_ttl("tg1:").len();
             for (limits, most) in &kinds {
-                // At every place between two such writes, by ones and by more; a log becomes longer
-                // than what is read at once.
+                // At every position between two such writes, by one and by more; a log grows longer
+                // than one read.
                 for round in 0..40 {
                     let cost = [1, 1, 1, 3, 64, 100][round % 6];
                     for _ in 0..round * 7 % 65 + 1 {
@@ -224,9 +224,9 @@ fn an_end_that_was_taken_off_is_back_within_a_few_writes() {
     }
 }
 
-/// A window of less than 64 gets its end back with the first hit of the next one.
+/// A window of less than 64 gets its expiry back with the first hit of the next one.
 #[test]
-fn a_small_window_ends_again_when_the_next_one_begins() {
+fn a_small_window_expires_again_when_the_next_one_begins() {
     let server = Server::start(Flavor::Redis8);
     runtime().block_on(async {
         let redis = store(&server).witness_keys(0).build().unwrap();
@@ -248,7 +248,7 @@ fn a_small_window_ends_again_when_the_next_one_begins() {
     });
 }
 
-/// A state from far in the future, as a neighbour might forge it, does not lock a key for ever.
+/// A forged state from far in the future does not lock a key for ever.
 #[test]
 fn a_state_from_the_future_ends_within_its_period() {
     let server = Server::start(Flavor::Redis8);
@@ -269,9 +269,9 @@ fn a_state_from_the_future_ends_within_its_period() {
     });
 }
 
-/// Timeouts of any length are as good as none; no time is too far away to be told.
+/// Any timeout works, however long.
 #[test]
-fn the_longest_timeout_is_no_problem() {
+fn the_longest_timeout_works() {
     let server = Server::start(Flavor::Redis7);
     runtime().block_on(async {
         let builder = store(&server)

@@ -1,4 +1,4 @@
-//! Many processes on a few hot keys of one server: each key admits exactly its limit, whoever asks.
+//! Many processes on a few hot keys of one server: each key allows exactly its limit.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -16,7 +16,7 @@ use crate::conformance::Random;
 
 const PROCESSES: u64 = 4;
 const KEYS: u64 = 100;
-/// Callers of one process that ask at the same time.
+/// Concurrent callers of one process.
 const CALLERS: u64 = 128;
 
 /// Over all processes. `TIDEGATE_HOT_REQUESTS=10000000` is the full run.
@@ -27,13 +27,12 @@ fn requests() -> u64 {
         .unwrap_or(200_000)
 }
 
-/// Half of what will be asked of a key.
+/// Half of the checks of one key.
 fn amount() -> u64 {
     requests() / KEYS / 2
 }
 
-/// What a key is limited to: every algorithm gets some keys. Nothing comes back before the test is
-/// over.
+/// The limit of a key: every algorithm gets some keys. Nothing refills before the test ends.
 fn limit_of(key: u64) -> Limits {
     let amount = amount();
     limits(&match key % 7 {
@@ -96,7 +95,7 @@ fn four_processes_admit_exactly_the_limit_of_every_key() {
     assert_all_expire(&server);
 }
 
-/// Not a test of its own: what each of the processes does.
+/// The work of one process; not a test of its own.
 #[test]
 #[ignore = "it is started by `four_processes_admit_exactly_the_limit_of_every_key`"]
 fn one_of_the_processes() {

@@ -1,4 +1,4 @@
-//! The startup check, on servers that are well and on some that are not.
+//! The startup check, on healthy and unhealthy servers.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn inspect(url: &str) -> Inspection {
     runtime().block_on(async { at(url).build().unwrap().inspect().await.unwrap() })
 }
 
-/// What was found on a topic.
+/// The finding on a topic.
 fn on(inspection: &Inspection, topic: Topic) -> &Finding {
     inspection
         .findings
@@ -41,7 +41,7 @@ fn a_fresh_server_has_nothing_worse_than_notes() {
         assert!(on(&inspection, Topic::Version).found.starts_with(name), "{inspection}");
         assert_all_expire(&server);
         let empty = || server.command(&["DBSIZE"]).int() == 0;
-        wait_until("what was tried out is gone", Duration::from_secs(5), empty);
+        wait_until("the test keys are gone", Duration::from_secs(5), empty);
     });
 }
 
@@ -98,7 +98,7 @@ fn a_server_that_is_full_has_no_decision() {
 }
 
 #[test]
-fn a_cluster_is_looked_at_node_by_node() {
+fn a_cluster_is_checked_node_by_node() {
     let cluster = Cluster::start(Flavor::Redis7);
     let inspection = inspect(&cluster.url());
     assert_eq!(inspection.servers.len(), 3);
@@ -119,7 +119,7 @@ fn a_cluster_is_looked_at_node_by_node() {
 }
 
 #[test]
-fn the_primary_behind_sentinel_is_looked_at() {
+fn the_primary_behind_sentinel_is_checked() {
     let sentinels = Sentinels::start(Flavor::Redis7);
     let inspection = inspect(&sentinels.url());
     assert!(inspection.worst() <= Severity::Note, "{inspection}");
@@ -127,7 +127,7 @@ fn the_primary_behind_sentinel_is_looked_at() {
 }
 
 #[test]
-fn without_a_server_there_is_nothing_to_look_at() {
+fn without_a_server_the_check_fails() {
     let server = Server::builder(Flavor::Valkey9).password("s3cret").start();
     let failed = |url: &str| {
         runtime().block_on(async { at(url).build().unwrap().inspect().await.unwrap_err() })
@@ -161,7 +161,7 @@ fn round_trips_are_measured() {
             );
             assert!(times.percentile(99) <= times.max());
         }
-        // There is an end to it, whatever was asked for.
+        // The time bounds the measurement, whatever the number of samples.
         let trips = redis.measure(usize::MAX, Duration::ZERO).await.unwrap();
         assert_eq!(trips.ping.samples(), 1);
         redis.prepare().await.unwrap();

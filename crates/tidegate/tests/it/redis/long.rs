@@ -1,5 +1,4 @@
-//! States too long to be read at once: a log of thousands of hits, a thousand steps, hundreds of
-//! leases.
+//! States longer than one read: a log of thousands of hits, a thousand steps, hundreds of leases.
 
 use tidegate::{Check, Id, Limits, ManualClock, Op, Store, Timestamp};
 use tidegate_testkit::{Flavor, Server};
@@ -44,7 +43,7 @@ fn long_states_agree_too() {
                 95..97 => (Op::Settle, random.below(4)),
                 _ => (Op::Debit, random.below(10)),
             };
-            // Half of the runs use ids, which come back to be settled, refunded and released.
+            // Half of the runs use ids, which are later settled, refunded and released.
             let mut check = Check::of(op).charge("k", limits, cost);
             if random.below(3) == 0 {
                 check = check.with_id(Id(1 + step.saturating_sub(random.below(300))));
@@ -64,8 +63,8 @@ fn long_states_agree_too() {
 const LONGEST: &str = "local n = 0 for _, key in ipairs(redis.call('KEYS', 'tg1:*')) do \
      n = math.max(n, redis.call('STRLEN', key)) end return n";
 
-/// The server does nothing else while a script runs: giving much back must not go through a long
-/// log hit by hit.
+/// The server does nothing else while a script runs: a large give-back must not read a long log hit
+/// by hit.
 #[test]
 fn giving_back_from_a_long_log_does_not_read_it_hit_by_hit() {
     let server = Server::start(Flavor::Redis7);

@@ -1,4 +1,4 @@
-//! A server that loses what it knew: how much is admitted twice, with a witness and without.
+//! A server that loses state: how much is allowed twice, with a witness and without.
 //! (`witness.rs` has the stale replica; the failovers of clusters and sentinels are beside.)
 
 use std::time::Duration;
@@ -12,14 +12,14 @@ use super::clock::shimmed;
 use super::{ask, assert_all_expire, limits, runtime, store};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What every limit here allows, and how much of it is used before the loss.
+/// The amount of every limit here, and how much of it is used before the loss.
 const AMOUNT: u64 = 100;
 const BEFORE: u64 = 70;
 const LIMITS: [&str; 4] =
     ["1/h burst 100", "100/1000d window", "100/1000d window from first hit", "100/1000d estimate"];
 
-/// How many of `tries` calls are admitted. Whoever has no answer, because the connection is being
-/// made again, asks again.
+/// How many of `tries` checks are allowed. A call without an answer, during the reconnect, is
+/// repeated.
 async fn admitted(redis: &Redis, limits: &Limits, tries: u64) -> u64 {
     let (mut admitted, mut asked) = (0, 0);
     let end = tokio::time::Instant::now() + PATIENCE;
@@ -35,7 +35,7 @@ async fn admitted(redis: &Redis, limits: &Limits, tries: u64) -> u64 {
     admitted
 }
 
-/// Uses some, loses everything, and asks again: with a witness, and without.
+/// Charges some, loses the state, and checks again: with a witness and without.
 #[allow(clippy::print_stdout, reason = "what was measured, for whoever runs it with --nocapture")]
 fn lose(server: &Server, name: &str, text: &str, lose: impl Fn(&Runtime)) {
     let runtime = runtime();
@@ -58,7 +58,7 @@ fn lose(server: &Server, name: &str, text: &str, lose: impl Fn(&Runtime)) {
 }
 
 #[test]
-fn a_flush_is_noticed_and_made_good() {
+fn a_flush_is_noticed_and_restored() {
     let server = Server::start(Flavor::Redis8);
     for limit in LIMITS {
         lose(&server, "FLUSHALL", limit, |_| {
@@ -69,7 +69,7 @@ fn a_flush_is_noticed_and_made_good() {
 }
 
 #[test]
-fn a_restart_with_nothing_is_noticed_and_made_good() {
+fn an_empty_restart_is_noticed_and_restored() {
     let server = Server::start(Flavor::Redis62);
     for limit in LIMITS {
         lose(&server, "kill and restart", limit, |_| server.restart());
@@ -78,7 +78,7 @@ fn a_restart_with_nothing_is_noticed_and_made_good() {
 }
 
 #[test]
-fn an_eviction_is_noticed_and_made_good() {
+fn an_eviction_is_noticed_and_restored() {
     let server = Server::builder(Flavor::Redis7).arg("--maxmemory-policy", "volatile-lru").start();
     for limit in LIMITS {
         lose(&server, "eviction", limit, |_| {
@@ -93,17 +93,17 @@ fn an_eviction_is_noticed_and_made_good() {
                 }
                 server.command(&["KEYS", "tg1:*"]).array().is_empty()
             });
-            // Once is enough: what is written from now on stays.
+            // Once is enough: later writes stay.
             server.command(&["CONFIG", "SET", "maxmemory", "0"]);
         });
         server.command(&["FLUSHALL"]);
     }
 }
 
-/// The clock of the server jumps a month ahead for a moment: whatever ended before that is thrown
-/// away, and when the clock is right again it would have counted for long.
+/// The clock of the server jumps a month ahead briefly: keys that expire before that are deleted,
+/// although they count when the clock is right again.
 #[test]
-fn a_clock_that_jumps_ahead_and_back_is_noticed_and_made_good() {
+fn a_clock_that_jumps_ahead_and_back_is_noticed_and_restored() {
     let shim = ClockShim::build();
     let server = shimmed(Flavor::Redis7, &shim);
     for limit in ["100/day window from first hit", "1/h burst 100"] {

@@ -13,6 +13,7 @@ mod hot;
 mod inspect;
 mod long;
 mod loss;
+mod refusals;
 mod resilience;
 mod secret;
 mod sentinel;
@@ -27,7 +28,7 @@ use tidegate::{Check, Decision, Limits, Op, Store, StoreError};
 use tidegate_testkit::Server;
 use tokio::runtime::Runtime;
 
-/// A store on this server, patient enough for a busy machine.
+/// A store on this server, with timeouts for a busy machine.
 pub(crate) fn store(server: &Server) -> RedisBuilder {
     at(&server.url())
 }
@@ -40,7 +41,7 @@ pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Nothing Tidegate writes may stay for ever.
+/// Every key of Tidegate has an expiry.
 pub(crate) fn assert_all_expire(server: &Server) {
     assert_eq!(server.keys_without_ttl("tg1:"), Vec::<String>::new());
 }
@@ -49,12 +50,12 @@ pub(crate) fn limits(text: &str) -> Limits {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Takes one of `key`.
+/// Charges one unit of `key`.
 pub(crate) async fn ask(redis: &Redis, key: &str, limits: &Limits) -> Result<Decision, StoreError> {
     redis.decide(&Check::new().charge(key, limits, 1)).await
 }
 
-/// How much is left of `key`.
+/// The units left of `key`.
 pub(crate) async fn left(redis: &Redis, key: &str, limits: &Limits) -> u64 {
     redis.decide(&Check::of(Op::Peek).charge(key, limits, 1)).await.unwrap().remaining()
 }

@@ -1,5 +1,5 @@
-//! The secret that slots depend on: shared, the budgets are; not shared, neither are they; and it
-//! is shown nowhere.
+//! The secret of the slots: stores with the same secret share state, others do not, and no output
+//! shows it.
 
 use tidegate::redis::inspect::Severity;
 use tidegate_testkit::{Cluster, Flavor, Server};
@@ -9,14 +9,14 @@ use super::{ask, at, left, limits, runtime, store};
 const SECRET: &str = "open-sesame-0123456789";
 
 #[test]
-fn whoever_shares_the_secret_shares_the_budgets() {
+fn stores_with_one_secret_share_their_state() {
     let server = Server::start(Flavor::Valkey9);
     runtime().block_on(async {
         let limits = limits("5/h window");
         let plain = store(&server).build().unwrap();
         let secret = store(&server).secret(SECRET).build().unwrap();
         let in_url = at(&format!("{}?secret={SECRET}", server.url())).build().unwrap();
-        // What is said to the builder counts instead of what is in the URL.
+        // The builder overrides the URL.
         let other = at(&format!("{}?secret={SECRET}", server.url()))
             .secret("another-0123456789")
             .build()
@@ -32,7 +32,7 @@ fn whoever_shares_the_secret_shares_the_budgets() {
     });
 }
 
-/// The slots that we compute are those of the cluster: nothing is redirected.
+/// The computed slots are those of the cluster: nothing is redirected.
 #[test]
 fn a_cluster_finds_the_keys_of_a_secret() {
     let cluster = Cluster::start(Flavor::Redis7);

@@ -1,5 +1,4 @@
-//! A master and its replica, watched by sentinels: the store finds whoever is the master, and
-//! believes nobody else.
+//! A master and its replica behind Sentinel: the store follows the master.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +9,8 @@ use tidegate_testkit::{Flavor, Sentinels, wait_until};
 use super::failover::{BUDGET, CALLERS, Load, PATIENCE, plenty};
 use super::{ask, assert_all_expire, at, left, runtime};
 
-/// What was admitted beyond the budget, if what is left is spent too. `failed` calls may have been
-/// counted without an answer.
+/// The units allowed beyond the budget, if the rest is spent, too. `failed` calls may have been
+/// charged without an answer.
 #[track_caller]
 fn too_many(admitted: u64, failed: u64, left: u64) -> u64 {
     assert!(
@@ -22,7 +21,7 @@ fn too_many(admitted: u64, failed: u64, left: u64) -> u64 {
 }
 
 #[test]
-fn a_master_that_dies_is_replaced_and_costs_no_more_than_the_calls_on_their_way() {
+fn a_dead_master_is_replaced_and_costs_at_most_the_calls_in_flight() {
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let sentinels = Sentinels::start(flavor);
         let runtime = runtime();
@@ -70,8 +69,8 @@ fn a_master_that_dies_is_replaced_and_costs_no_more_than_the_calls_on_their_way(
     }
 }
 
-/// `SENTINEL FAILOVER`: the replica is promoted while the old master still takes calls. What that
-/// one admits after the replica was cut off is lost; the caller has seen it and says so.
+/// `SENTINEL FAILOVER`: the replica is promoted while the old master still takes calls. Charges that
+/// were not replicated are lost; the caller has observed them and restores them.
 #[test]
 fn a_failover_by_order_stays_within_the_bound() {
     let sentinels = Sentinels::start(Flavor::Redis8);
@@ -98,10 +97,10 @@ fn a_failover_by_order_stays_within_the_bound() {
     sentinels.servers().iter().for_each(assert_all_expire);
 }
 
-/// A master that was stopped, replaced and woken up again still answers for a moment, then it is
-/// told to follow and takes no writes. Nobody is admitted by it once the store knows the new one.
+/// A master that was suspended and replaced still answers briefly when it continues, until Sentinel
+/// makes it a replica. It decides no check once the store knows the new one.
 #[test]
-fn a_master_that_comes_back_from_sleep_is_not_believed() {
+fn a_replaced_master_that_continues_is_not_used() {
     let sentinels = Sentinels::start(Flavor::Redis7);
     let runtime = runtime();
     let limits = plenty("window");
@@ -127,10 +126,10 @@ fn a_master_that_comes_back_from_sleep_is_not_believed() {
     sentinels.servers().iter().for_each(assert_all_expire);
 }
 
-/// A server that was made a replica says READONLY: that is no answer, and it was not counted. As
-/// soon as it is the master again, the same store goes on.
+/// A server that became a replica answers READONLY: the call is not applied. When it is the master
+/// again, the same store continues.
 #[test]
-fn a_demoted_master_admits_nobody() {
+fn a_demoted_master_decides_no_check() {
     Flavor::on_all(|flavor| {
         let (server, other) =
             (tidegate_testkit::Server::start(flavor), tidegate_testkit::Server::start(flavor));
@@ -147,8 +146,7 @@ fn a_demoted_master_admits_nobody() {
             let no_answer =
                 source.downcast_ref::<NoAnswer>().unwrap_or_else(|| panic!("{flavor}: {error}"));
             assert!(!no_answer.may_have_been_counted(), "{flavor}: {error}");
-            // It says READONLY; if it has lost the other one or is still fetching from it, it says
-            // that.
+            // READONLY; or MASTERDOWN or LOADING, if it has lost the other one or is still syncing.
             let kind = no_answer.failure().kind();
             assert!(
                 matches!(

@@ -1,15 +1,14 @@
-//! The script and the core are twins: asked the same, they say the same, in every field, on every
+//! The script and the core are twins: the same calls have the same answers, in every field, on every
 //! server. So do the memory store and the naive model of the core's tests, which is written from
 //! the definitions and shares no code with either.
 //!
-//! Who takes part in which steps, and why not in all:
-//! - The model does not know what becomes of a state whose limit has changed: the rounding of a
-//!   conversion is a choice, not a definition (decision 0006). So in a million steps every key
+//! Which of the four take part in which steps:
+//! - The model does not convert states to changed limits: the rounding of a conversion is a
+//!   choice, not a definition (record 0006). So in a million steps every key
 //!   keeps its limits (others in every history: those of a list, and drawn at random of any kind),
 //!   and all four must agree. In a quarter as many further steps limits change at every call, and
 //!   the other three must.
-//! - The memory store may forget what is idle as soon as it likes, so it cannot go back in time
-//!   without being told to. In the half of all steps in which the caller's clock goes back it does
+//! - The memory store may drop an idle state at any time, so its clock cannot go back. In the half of all steps in which the caller's clock goes back it does
 //!   not take part.
 //! - Everything else is in all steps: every algorithm and operation, ids and none, up to three
 //!   subjects in one call.
@@ -39,15 +38,14 @@ fn model_core_memory_and_script_agree_on_every_server() {
     for (number, flavor) in (0..).zip(Flavor::ALL) {
         let server = Arc::new(Server::start(flavor));
         let runtime = runtime();
-        // Several histories at once, each in its own namespace, so that the machine is not only
-        // waiting.
+        // Several histories in parallel, each in its own namespace, to use the machine.
         let histories: Vec<_> = (0..AT_ONCE as u64)
             .map(|history| {
                 let (server, seed) = (Arc::clone(&server), seed + 1000 * history + 100 * number);
                 runtime.spawn(async move {
                     for (model, steps) in [(true, steps / 2), (false, steps / 8)] {
                         for steps_back in [StepsBack::Never, StepsBack::OfTheCaller] {
-                            tell(&server, model, steps_back, seed, steps).await;
+                            run_history(&server, model, steps_back, seed, steps).await;
                         }
                     }
                 })
@@ -60,8 +58,8 @@ fn model_core_memory_and_script_agree_on_every_server() {
     }
 }
 
-/// The server's clock steps back, by anything from a microsecond to a day. The model does not take
-/// part: it knows times that only go forward.
+/// The server's clock steps back, by a microsecond up to a day. The model does not take part: its
+/// time only goes forward.
 #[test]
 fn core_and_script_agree_when_the_servers_clock_steps_back() {
     const AT_ONCE: usize = 4;
@@ -75,7 +73,7 @@ fn core_and_script_agree_when_the_servers_clock_steps_back() {
             .map(|history| {
                 let (server, seed) = (Arc::clone(&server), seed + 1000 * history + 100 * number);
                 runtime.spawn(async move {
-                    tell(&server, false, StepsBack::OfTheStore, seed, steps).await
+                    run_history(&server, false, StepsBack::OfTheStore, seed, steps).await
                 })
             })
             .collect();
@@ -86,12 +84,12 @@ fn core_and_script_agree_when_the_servers_clock_steps_back() {
     }
 }
 
-/// One history, asked of everybody who can follow it.
-async fn tell(server: &Server, model: bool, steps_back: StepsBack, seed: u64, steps: usize) {
+/// Runs one history on all stores that support it.
+async fn run_history(server: &Server, model: bool, steps_back: StepsBack, seed: u64, steps: usize) {
     let clock = ManualClock::new();
     let redis = store(server).namespace(format!("h{seed}-{model}-{steps_back:?}"));
     let redis = match steps_back {
-        // Without a witness: what it remembers ends with the time of this process, which the clock
+        // Without a witness: its observations expire by the time of this process, which the clock
         // is ahead of. See `clock.rs`.
         StepsBack::OfTheStore => redis.server_clock(clock.clone()).witness_keys(0),
         _ => redis.clock(clock.clone()),

@@ -1,4 +1,4 @@
-//! State that a server loses is restored from what its callers have seen.
+//! State that a server loses is restored from what its callers have observed.
 
 use std::time::Duration;
 use tidegate::redis::Redis;
@@ -16,7 +16,7 @@ async fn admitted(redis: &Redis, limits: &Limits, tries: usize) -> u64 {
     admitted
 }
 
-/// Limits whose period outlasts any test, so that nothing comes back in the meantime.
+/// Limits whose period outlasts any test, so that nothing refills meanwhile.
 const LIMITS: [&str; 4] =
     ["100/day", "100/day window", "100/day window from first hit", "100/day estimate"];
 
@@ -35,7 +35,7 @@ fn a_flush_mints_nothing() {
                 1,
                 "{limit}: restored once, then the server knows again"
             );
-            // Without a witness everything is forgotten, which shows that it was the witness.
+            // Without a witness the state is lost, so it was the witness that restored it.
             let forgetful = store(&server).witness_keys(0).build().unwrap();
             server.command(&["FLUSHALL"]);
             assert_eq!(admitted(&forgetful, &limits, 120).await, 100, "{limit}");
@@ -44,7 +44,7 @@ fn a_flush_mints_nothing() {
     });
 }
 
-/// What was given back is not charged again, although somebody has seen more.
+/// Units that were given back are not charged again, although another store has observed more.
 #[test]
 fn give_backs_are_not_taken_for_losses() {
     let server = Server::start(Flavor::Valkey9);
@@ -53,7 +53,7 @@ fn give_backs_are_not_taken_for_losses() {
             let limits: Limits = limit.parse().unwrap();
             let (one, other) = (store(&server).build().unwrap(), store(&server).build().unwrap());
             assert_eq!(admitted(&one, &limits, 100).await, 100);
-            assert_eq!(admitted(&other, &limits, 1).await, 0); // both have seen it full
+            assert_eq!(admitted(&other, &limits, 1).await, 0); // both have observed it full
             let refund = Check::of(Op::Refund).charge("k", &limits, 40);
             assert_eq!(other.decide(&refund).await.unwrap().granted(), 40, "{limit}");
             assert_eq!(admitted(&one, &limits, 60).await, 40, "{limit}");
@@ -61,7 +61,7 @@ fn give_backs_are_not_taken_for_losses() {
             assert!(other.decide(&reset).await.unwrap().allowed());
             assert_eq!(admitted(&one, &limits, 120).await, 100, "{limit}");
             assert_eq!(one.stats().regressions + other.stats().regressions, 0, "{limit}");
-            // After all that a loss is still noticed.
+            // A loss after that is still noticed.
             server.command(&["FLUSHALL"]);
             assert_eq!(admitted(&one, &limits, 10).await, 0, "{limit}");
             assert_eq!(one.stats().regressions, 1, "{limit}");
@@ -70,8 +70,8 @@ fn give_backs_are_not_taken_for_losses() {
     });
 }
 
-/// A change of the limit converts the state, and drains it at another rate from then on; nobody
-/// takes that for a loss.
+/// A change of the limit converts the state, which then drains at another rate; that is not taken
+/// for a loss.
 #[test]
 fn a_changed_limit_is_not_taken_for_a_loss() {
     let server = Server::start(Flavor::Redis62);
@@ -87,10 +87,9 @@ fn a_changed_limit_is_not_taken_for_a_loss() {
     });
 }
 
-/// A replica that lagged behind is promoted in the primary's place: what it never heard of is told
-/// to it by the caller.
+/// A replica that lagged is promoted: the caller restores what was not replicated.
 #[test]
-fn a_stale_replica_that_is_promoted_is_told_what_it_lost() {
+fn a_stale_replica_that_is_promoted_gets_back_what_it_lost() {
     // Redis 6.2 cannot change its port while it runs.
     for flavor in [Flavor::Redis7, Flavor::Redis8, Flavor::Valkey9] {
         for limit in LIMITS {
@@ -109,7 +108,7 @@ fn a_stale_replica_that_is_promoted_is_told_what_it_lost() {
                             .text()
                             .contains("master_link_status:up")
                 });
-                replica.command(&["REPLICAOF", "127.0.0.1", "1"]); // it hears nothing any more
+                replica.command(&["REPLICAOF", "127.0.0.1", "1"]); // replication stops
                 assert_eq!(admitted(&redis, &limits, 50).await, 50);
                 primary.kill();
                 replica.command(&["REPLICAOF", "NO", "ONE"]);
@@ -117,8 +116,7 @@ fn a_stale_replica_that_is_promoted_is_told_what_it_lost() {
                 let mut after = 0;
                 let mut asked = 0;
                 while asked < 60 {
-                    // While the connection is being made again there is no answer, and nobody is
-                    // admitted.
+                    // During the reconnect there is no answer, and nothing is allowed.
                     if let Ok(decision) = redis.decide(&Check::new().charge("k", &limits, 1)).await
                     {
                         after += u64::from(decision.allowed());
@@ -135,8 +133,8 @@ fn a_stale_replica_that_is_promoted_is_told_what_it_lost() {
     }
 }
 
-/// A store whose time the test tells, on a server that can be made to forget.
-fn told(server: &Server, clock: &ManualClock) -> Redis {
+/// A store with the clock of the test.
+fn with_clock(server: &Server, clock: &ManualClock) -> Redis {
     store(server).clock(clock.clone()).build().unwrap()
 }
 
@@ -146,15 +144,14 @@ fn at(secs: u64) -> ManualClock {
     clock
 }
 
-/// Booked places reach beyond what a bucket holds. What was seen of them must not stand in for what
-/// was taken since.
+/// Bookings exceed the capacity of a bucket. An observation of them must not replace later charges.
 #[test]
-fn lost_bookings_do_not_leave_the_gate_open() {
+fn lost_bookings_do_not_allow_more() {
     let server = Server::start(Flavor::Redis7);
     runtime().block_on(async {
         let limits: Limits = "1/s burst 10".parse().unwrap();
         let clock = at(0);
-        let redis = told(&server, &clock);
+        let redis = with_clock(&server, &clock);
         for _ in 0..100 {
             let book = Check::of(Op::Book { max_wait_us: 1_000_000_000 }).charge("k", &limits, 1);
             assert!(redis.decide(&book).await.unwrap().allowed());
@@ -169,8 +166,8 @@ fn lost_bookings_do_not_leave_the_gate_open() {
     });
 }
 
-/// Whoever has a smaller limit on the same key may restore no more than that limit allows, and may
-/// not undo what others hold.
+/// A store with a smaller limit on the same key restores at most that limit, and does not undo the
+/// charges of others.
 #[test]
 fn a_smaller_limit_never_lowers_what_is_kept() {
     let server = Server::start(Flavor::Redis7);
@@ -182,16 +179,16 @@ fn a_smaller_limit_never_lowers_what_is_kept() {
         ] {
             let (large, small): (Limits, Limits) = (large.parse().unwrap(), small.parse().unwrap());
             let clock = at(0);
-            let (one, other) = (told(&server, &clock), told(&server, &clock));
+            let (one, other) = (with_clock(&server, &clock), with_clock(&server, &clock));
             assert_eq!(admitted(&one, &large, 100).await, 100);
-            assert_eq!(admitted(&other, &small, 1).await, 0); // and has seen a hundred
+            assert_eq!(admitted(&other, &small, 1).await, 0); // and has observed a hundred
             server.command(&["FLUSHALL"]);
-            let fresh = told(&server, &clock);
+            let fresh = with_clock(&server, &clock);
             assert_eq!(admitted(&fresh, &large, 60).await, 60);
             for _ in 0..3 {
                 assert_eq!(admitted(&other, &small, 5).await, 0, "{small:?}");
             }
-            let fresh = told(&server, &clock);
+            let fresh = with_clock(&server, &clock);
             assert_eq!(admitted(&fresh, &large, 100).await, 40, "{large:?}: sixty were taken");
             clock.advance(Duration::from_secs(50));
             assert_eq!(admitted(&other, &small, 30).await, 0, "{small:?}");
@@ -200,10 +197,9 @@ fn a_smaller_limit_never_lowers_what_is_kept() {
     });
 }
 
-/// A replica that is promoted may have a clock that is behind. What is restored is then counted
-/// from its now, once.
+/// A promoted replica may have a clock that is behind. Restored state then counts from its now, once.
 #[test]
-fn a_clock_that_is_behind_after_a_loss_does_not_leave_the_gate_open() {
+fn a_clock_that_is_behind_after_a_loss_does_not_allow_more() {
     let server = Server::start(Flavor::Redis7);
     runtime().block_on(async {
         for limit in ["10/min", "10/min window", "10/min window from first hit", "10/min estimate"]
@@ -211,7 +207,7 @@ fn a_clock_that_is_behind_after_a_loss_does_not_leave_the_gate_open() {
             for behind in [1, 5, 70] {
                 let limits: Limits = limit.parse().unwrap();
                 let clock = at(122);
-                let redis = told(&server, &clock);
+                let redis = with_clock(&server, &clock);
                 assert_eq!(admitted(&redis, &limits, 3).await, 3);
                 server.command(&["FLUSHALL"]);
                 clock.set(Timestamp::from_secs(1_700_000_122 - behind));
@@ -223,17 +219,17 @@ fn a_clock_that_is_behind_after_a_loss_does_not_leave_the_gate_open() {
     });
 }
 
-/// What was given back before a loss is not charged after it, although somebody remembers the time
-/// before.
+/// Units given back before a loss are not charged after it, although another store remembers an
+/// earlier state.
 #[test]
-fn what_was_given_back_stays_given_back_after_a_loss() {
+fn given_back_units_stay_given_back_after_a_loss() {
     let server = Server::start(Flavor::Valkey9);
     runtime().block_on(async {
         for limit in LIMITS {
             let limits: Limits = limit.parse().unwrap();
             let (one, other) = (store(&server).build().unwrap(), store(&server).build().unwrap());
             assert_eq!(admitted(&one, &limits, 100).await, 100);
-            assert_eq!(admitted(&other, &limits, 1).await, 0); // both have seen it full
+            assert_eq!(admitted(&other, &limits, 1).await, 0); // both have observed it full
             let refund = Check::of(Op::Refund).charge("k", &limits, 40);
             assert_eq!(other.decide(&refund).await.unwrap().granted(), 40, "{limit}");
             server.command(&["FLUSHALL"]);
@@ -245,15 +241,15 @@ fn what_was_given_back_stays_given_back_after_a_loss() {
     });
 }
 
-/// Somebody who knows nothing comes first after a loss; whoever knows more is heard all the same.
+/// After a loss, a store without observations comes first; a store with one still restores the state.
 #[test]
-fn a_stranger_who_comes_first_does_not_hide_a_loss() {
+fn a_store_without_observations_does_not_hide_a_loss() {
     let server = Server::start(Flavor::Redis8);
     runtime().block_on(async {
         for limit in ["100/h", "100/h window", "100/h window from first hit", "100/h estimate"] {
             let limits: Limits = limit.parse().unwrap();
             let clock = at(0);
-            let (one, stranger) = (told(&server, &clock), told(&server, &clock));
+            let (one, stranger) = (with_clock(&server, &clock), with_clock(&server, &clock));
             assert_eq!(admitted(&one, &limits, 80).await, 80);
             server.command(&["FLUSHALL"]);
             clock.advance(Duration::from_secs(1));
@@ -262,11 +258,11 @@ fn a_stranger_who_comes_first_does_not_hide_a_loss() {
             assert_eq!(one.stats().regressions, 1, "{limit}");
             server.command(&["FLUSHALL"]);
         }
-        // The same for an estimate whose next window has begun: what was lost is its previous one.
+        // The same for an estimate whose next window has begun: its previous one was lost.
         let limits: Limits = "100/h estimate".parse().unwrap();
         let clock = at(0);
         clock.set(Timestamp::from_secs(3600 * 472_222 - 1));
-        let (one, stranger) = (told(&server, &clock), told(&server, &clock));
+        let (one, stranger) = (with_clock(&server, &clock), with_clock(&server, &clock));
         assert_eq!(admitted(&one, &limits, 80).await, 80);
         server.command(&["FLUSHALL"]);
         clock.advance(Duration::from_secs(1));
