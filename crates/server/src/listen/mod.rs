@@ -20,7 +20,6 @@ pub(crate) mod frames;
 pub mod http;
 pub(crate) mod pace;
 mod places;
-pub(crate) mod room;
 pub mod tls;
 pub(crate) mod turns;
 pub(crate) mod wire;

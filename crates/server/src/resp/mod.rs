@@ -40,7 +40,6 @@ use self::{
 pub use crate::auth::Auth;
 use crate::auth::{Caller, Guard};
 use crate::engine::Engine;
-use crate::listen::room::Room;
 use crate::listen::{Bounds, Entrance, Visitor};
 use crate::observe::metrics::Refusal;
 use crate::protocol::Protocol;
@@ -99,7 +98,6 @@ pub async fn serve_at(
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let down = shutdown.clone();
-    let room = Room::open();
     let budget = Budget::new(settings.max_pending_bytes);
     let talk = move |visitor: Visitor| {
         let Visitor { stream, peer, number, place } = visitor;
@@ -110,15 +108,13 @@ pub async fn serve_at(
         let (settings, down, observer) =
             (settings.clone(), down.clone(), engine.observer().clone());
         let pending = Pending::new(budget.clone());
-        let talk = async move {
+        async move {
             let _place = place;
             let ended = converse(stream, session, settings, pending, down).await;
             if ended.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
                 observer.metrics().refused(Protocol::Resp, Refusal::Slow);
             }
-        };
-        let room = room.clone();
-        async move { room.hold(talk).await }
+        }
     };
     entrance.receive(shutdown, talk).await
 }
