@@ -1,4 +1,4 @@
-//! Appends numbers to text.
+//! Writes integers as decimal digits.
 
 /// Appends the decimal digits of a number.
 #[inline]

@@ -1,8 +1,7 @@
-//! Why a request would pass or not: for every rule whether it applies and why, on whose budget it
-//! draws, and what its limits would say now.
+//! Explains a decision: for every rule whether it matches and why, which budget it charges, and
+//! what its limits would decide now.
 //!
-//! The same answer as text, for people at a terminal, and as JSON, for `POST /v1/explain`. Nothing
-//! is charged.
+//! Available as text for terminals and as JSON for `POST /v1/explain`. Nothing is charged.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,30 +12,30 @@ use tidegate::{Decision, Limit, Verdict};
 use crate::engine::{Engine, EngineError};
 use crate::rules::{Attributes, Budget, InvalidCost, Match, Missing, Mode, Rule, Rules};
 
-/// The beginning of the last line of an explanation of a request that would pass.
+/// The last line of an explanation of an allowed request starts with this.
 pub const WOULD_PASS: &str = "the request would pass";
-/// The beginning of the last line of an explanation of a request that would be denied.
+/// The last line of an explanation of a denied request starts with this.
 pub const WOULD_BE_DENIED: &str = "the request would be denied";
 
-/// What all rules say about a request.
+/// The explanation of all rules.
 #[derive(Clone, Debug)]
 pub struct Explanation {
-    /// Whether it would pass; nothing, if that depends on a state that was not read.
+    /// Whether the request would be allowed; `None` if that depends on state that was not read.
     pub allowed: Option<bool>,
-    /// The rule that exempts it from all others, if one does.
+    /// The rule that exempts the request from all others.
     pub exempted_by: Option<Arc<Rule>>,
-    /// Every rule, in the order of the file.
+    /// Every rule, in order.
     pub rules: Vec<Explained>,
-    /// Why no rule can know the request: it has no attribute that a rule looks at.
+    /// Why no rule can match: the request has no attribute that a rule reads.
     pub warning: Option<String>,
 }
 
-/// What one rule says about it.
+/// The explanation of one rule.
 #[derive(Clone, Debug)]
 pub struct Explained {
     /// The rule.
     pub rule: Arc<Rule>,
-    /// Why it does not apply, or how it does.
+    /// How the rule applies, or why it does not.
     pub found: Result<Applied, NotApplied>,
 }
 
@@ -45,45 +44,43 @@ pub struct Explained {
 pub enum NotApplied {
     /// A condition does not hold.
     Unmet(Unmet),
-    /// The request lacks this attribute, and the rule says `missing: skip`.
+    /// This attribute is missing, and the rule has `missing: skip`.
     Skipped(Arc<str>),
 }
 
 /// The first condition that does not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unmet {
-    /// The attribute it is about.
+    /// The attribute.
     pub attribute: Arc<str>,
-    /// Its value, if the request has one.
+    /// Its value, if it is present.
     pub value: Option<String>,
-    /// What would have matched: any one of these.
+    /// The patterns, any of which would match.
     pub expected: Vec<String>,
 }
 
 /// How a rule applies.
 #[derive(Clone, Debug)]
 pub struct Applied {
-    /// The values its budget is kept by; a missing one counts as empty.
+    /// The values of `by`; a missing one counts as empty.
     pub by: Vec<(Arc<str>, Option<String>)>,
-    /// The attribute that the request lacks, if the rule denies it for that.
+    /// The missing attribute, if the rule denies for it.
     pub missing: Option<Arc<str>>,
-    /// Which of its overrides counts, from 0; none: what the rule itself says.
+    /// The index of the override that applies; `None` if none does.
     pub overridden: Option<usize>,
-    /// How much there is.
+    /// The budget.
     pub budget: Budget,
-    /// What the request costs.
+    /// The cost of the request.
     pub cost: u64,
-    /// What each limit would say now; nothing, if its state was not read.
+    /// Each limit and its verdict now; `None` if its state was not read.
     pub limits: Vec<(Limit, Option<Verdict>)>,
-    /// Whether this rule would let it pass; nothing, if that depends on a state that was not read.
+    /// Whether this rule would allow the request; `None` if that depends on state that was not
+    /// read.
     pub allowed: Option<bool>,
 }
 
 impl Engine {
-    /// What the rules would say now, and why. Nothing is charged.
-    ///
-    /// # Errors
-    /// If a cost is not a number or the store has no answer.
+    /// Explains what the rules would decide now. Nothing is charged.
     pub async fn explain<N: AsRef<str>, V: AsRef<str>>(
         &self,
         attributes: &[(N, V)],
@@ -155,8 +152,8 @@ impl Explanation {
         Ok(explanation)
     }
 
-    /// Yes if a rule exempts it; not if an enforced rule denies; yes if all enforced rules that
-    /// apply allow.
+    /// True if a rule exempts the request; false if an enforced rule denies it; true if all
+    /// enforced rules that match allow it.
     fn would_pass(&self) -> Option<bool> {
         if self.exempted_by.is_some() {
             return Some(true);

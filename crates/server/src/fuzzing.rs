@@ -75,7 +75,7 @@ pub fn resp(data: &[u8]) {
         let (protocol, client) = duplex(1 << 16);
         let (mut from, mut to) = tokio::io::split(client);
         let (stop, stopped) = watch::channel(false);
-        let talk = tokio::spawn(resp::converse_in_memory(protocol, engine(), stopped));
+        let talk = tokio::spawn(resp::serve_in_memory(protocol, engine(), stopped));
         let piece = match first % 4 {
             0 => 1,
             1 => 1 + usize::from(first / 4),

@@ -11,7 +11,7 @@ use tidegate::Limits;
 use crate::nearest::nearest;
 use crate::rules::{Attributes, Budget, Missing, Rule, Rules};
 
-/// How many names a message lists.
+/// The most names in an error message.
 const MAX_LISTED: usize = 8;
 
 /// Which budgets of rules to reset.
@@ -163,7 +163,7 @@ pub(crate) fn find<'a>(
     }
 }
 
-/// Of the rule's own limits and those of its overrides the list with the most positions.
+/// The longest list of limits of the rule and its overrides.
 pub(crate) fn longest(rule: &Rule) -> Option<&Limits> {
     let budgets =
         std::iter::once(&rule.budget).chain(rule.overrides.iter().map(|other| &other.budget));
@@ -174,8 +174,8 @@ pub(crate) fn longest(rule: &Rule) -> Option<&Limits> {
     limits.max_by_key(|limits| positions(limits))
 }
 
-/// The attribute for whose lack there is no budget, if the rule skips or denies requests without
-/// it.
+/// The missing attribute without which the rule has no budget, because it skips or denies such
+/// requests.
 fn without_budget<'r>(
     rule: &'r Rule,
     attributes: &(impl Attributes + ?Sized),

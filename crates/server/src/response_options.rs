@@ -3,14 +3,14 @@
 use tidegate::http::denial::{self, DenyStatus};
 use tidegate::http::headers::HeaderFamilies;
 
-/// How answers are dressed.
+/// How responses over HTTP are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResponseOptions {
-    /// Which families of headers are sent.
+    /// Which families of rate limit headers are sent.
     pub headers: HeaderFamilies,
-    /// How a denial is written to those who did not say how they want it.
+    /// How a denial is written for clients without a preference.
     pub denial: denial::DenialFormat,
-    /// The status with which a rule answers that lets nothing pass, unless it says otherwise.
+    /// The status of a denial by a rule with `limit: deny` that has none of its own.
     pub deny_status: DenyStatus,
 }
 

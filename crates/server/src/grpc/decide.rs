@@ -1,9 +1,9 @@
-//! One request of Envoy's protocol: descriptors into budgets, budgets to the engine, verdicts into
-//! an answer.
+//! Decides one request of Envoy's protocol: descriptors to budgets, one call to the engine,
+//! verdicts to a response.
 //!
-//! A domain of the Envoy configuration is matched by its tree, one limit for each descriptor. Any
-//! other domain is matched by the rules file, where each descriptor is a set of attributes.
-//! Everything a request takes is taken in one call, all or nothing.
+//! A domain of the Envoy configuration is matched by its tree, one limit per descriptor. Any other
+//! domain is matched by the rules file, where each descriptor is a set of attributes. All budgets
+//! of a request are charged in one call, all or nothing.
 
 use std::sync::Arc;
 
@@ -24,80 +24,89 @@ pub const MAX_ENTRIES: usize = 32;
 /// The longest domain, key or value, in bytes.
 pub const MAX_TEXT_BYTES: usize = 1024;
 
-/// Whose state limits that requests bring are kept under. No rule can have this name.
+/// The namespace of limits that requests bring. No rule can have this name.
 const OVERRIDE: &str = "envoy:override";
 
-/// Answers a request.
+/// Decides a request.
 pub(crate) async fn decide(
     engine: &Engine,
     request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, Problem> {
     bounded(request)?;
     let options = engine.settings().envoy_options();
-    let mut asked =
-        engine.with_rules(|domains, rules| Asked::of(domains, rules, &options, request))?;
-    if let Some(why) = &asked.warning {
+    let mut request_budgets = engine
+        .with_rules(|domains, rules| RequestBudgets::of(domains, rules, &options, request))?;
+    if let Some(why) = &request_budgets.warning {
         engine.observer().misnamed(engine.protocol(), why);
     }
     let over = if options.count_rejected {
-        asked.each(engine).await?
+        request_budgets.charge_each(engine).await?
     } else {
-        asked.together(engine).await?
+        request_budgets.charge_all(engine).await?
     };
-    Ok(reply::of(&asked, over, &options, || engine.settings().response_options().deny_status))
+    Ok(reply::of(&request_budgets, over, &options, || {
+        engine.settings().response_options().deny_status
+    }))
 }
 
-/// A request, and what was said about it.
-pub(super) struct Asked {
-    /// What it draws on.
-    pub(super) budgets: Vec<Drawn>,
+/// The budgets of a request and their verdicts.
+pub(super) struct RequestBudgets {
+    /// The budgets.
+    pub(super) budgets: Vec<DrawnBudget>,
     /// For each descriptor, in order, its budgets.
     pub(super) lines: Vec<Vec<usize>>,
-    /// What was said about all that it takes together.
+    /// The ruling on the last charge.
     pub(super) ruling: Option<Ruling>,
-    /// Whether somebody else than the store decided.
+    /// Whether this node decided in place of the store.
     pub(super) degraded: bool,
-    /// Why no rule can know the request: no descriptor has an entry that a rule looks at.
+    /// Why no rule can match: no descriptor has an entry that a rule reads.
     pub(super) warning: Option<String>,
 }
 
-/// A budget that a request draws on.
-pub(super) struct Drawn {
+/// A budget that a request charges, peeks at or refunds.
+pub(super) struct DrawnBudget {
     pub(super) found: Match,
     wants: Wants,
     /// The descriptor of the Envoy configuration, if it is from there.
     pub(super) limited: Option<Arc<DescriptorLimit>>,
-    /// As it was stated, if it was in Envoy's words.
+    /// Its limit as Envoy states limits.
     pub(super) stated: Option<(u32, Unit)>,
-    /// What to call it in the answer.
+    /// Its name in the response.
     pub(super) name: Arc<str>,
-    pub(super) told: Told,
+    pub(super) verdict: BudgetVerdict,
 }
 
-/// What is wanted of a budget.
+/// What a descriptor does to its budget.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wants {
-    /// To take from it.
-    Take,
-    /// To know whether there is anything left.
-    Look,
-    /// To give back to it.
-    GiveBack,
+    /// It charges hits.
+    Charge,
+    /// It checks whether one more hit is allowed.
+    Peek,
+    /// It refunds hits.
+    Refund,
 }
 
-/// What was said about a budget.
+/// The verdict on a budget.
 #[derive(Clone, Default)]
-pub(super) struct Told {
-    /// Whether it has less left than is wanted.
+pub(super) struct BudgetVerdict {
+    /// Whether less is left than the descriptor needs.
     pub(super) over: bool,
-    /// What its limit says, the one of several that binds.
+    /// The binding limit and its verdict.
     pub(super) limit: Option<(Limit, Verdict)>,
 }
 
-impl Drawn {
-    fn new(found: Match, wants: Wants) -> Drawn {
+impl DrawnBudget {
+    fn new(found: Match, wants: Wants) -> DrawnBudget {
         let name = Arc::clone(&found.rule.name);
-        Drawn { found, wants, limited: None, stated: None, name, told: Told::default() }
+        DrawnBudget {
+            found,
+            wants,
+            limited: None,
+            stated: None,
+            name,
+            verdict: BudgetVerdict::default(),
+        }
     }
 
     pub(super) fn shadow(&self) -> bool {
@@ -108,22 +117,23 @@ impl Drawn {
         self.limited.as_ref().is_some_and(|limited| limited.quota) && !self.shadow()
     }
 
-    /// Whether it denies the request by itself.
+    /// Whether it denies the request on its own.
     pub(super) fn denies(&self) -> bool {
-        self.told.over && self.wants != Wants::GiveBack && !self.shadow()
+        self.verdict.over && self.wants != Wants::Refund && !self.shadow()
     }
 }
 
-impl Asked {
+impl RequestBudgets {
     fn of(
         domains: &Domains,
         rules: &Rules,
         options: &EnvoyOptions,
         request: &RateLimitRequest,
-    ) -> Result<Asked, Problem> {
+    ) -> Result<RequestBudgets, Problem> {
         let lines = Vec::with_capacity(request.descriptors.len());
         let budgets = Vec::with_capacity(request.descriptors.len());
-        let mut asked = Asked { budgets, lines, ruling: None, degraded: false, warning: None };
+        let mut request_budgets =
+            RequestBudgets { budgets, lines, ruling: None, degraded: false, warning: None };
         let in_domain = domains.contains(&request.domain);
         let mut by_rules = Vec::new();
         for (at, descriptor) in request.descriptors.iter().enumerate() {
@@ -138,17 +148,23 @@ impl Asked {
                         ))
                     })?;
                     let stated = (limit.requests_per_unit.min(most), unit);
-                    Some(asked.draw(overridden(&request.domain, descriptor, stated, hits, wants)))
+                    Some(request_budgets.draw(overridden(
+                        &request.domain,
+                        descriptor,
+                        stated,
+                        hits,
+                        wants,
+                    )))
                 }
                 _ if in_domain => {
                     domains.find(&request.domain, &descriptor.entries, hits).map(|found| {
                         let name = found.limited.name.clone().unwrap_or_default();
                         let (stated, limited) = (found.limited.stated, Some(found.limited));
-                        asked.draw(Drawn {
+                        request_budgets.draw(DrawnBudget {
                             limited,
                             stated,
                             name,
-                            ..Drawn::new(found.charge, wants)
+                            ..DrawnBudget::new(found.charge, wants)
                         })
                     })
                 }
@@ -157,28 +173,29 @@ impl Asked {
                     None
                 }
             };
-            asked.lines.push(line.into_iter().collect());
+            request_budgets.lines.push(line.into_iter().collect());
         }
-        asked.match_rules(rules, request, &by_rules)?;
+        request_budgets.match_rules(rules, request, &by_rules)?;
         if !by_rules.is_empty() && !rules.is_empty() && !rules.looks_at("domain") {
             let entries = by_rules.iter().flat_map(|(at, ..)| &request.descriptors[*at].entries);
-            asked.warning = rules.unknown(entries.map(|entry| match entry.key.as_str() {
-                "remote_address" => "ip",
-                key => key,
-            }));
+            request_budgets.warning =
+                rules.unknown(entries.map(|entry| match entry.key.as_str() {
+                    "remote_address" => "ip",
+                    key => key,
+                }));
         }
-        asked.drop_replaced();
-        Ok(asked)
+        request_budgets.drop_replaced();
+        Ok(request_budgets)
     }
 
-    fn draw(&mut self, drawn: Drawn) -> usize {
+    fn draw(&mut self, drawn: DrawnBudget) -> usize {
         self.budgets.push(drawn);
         self.budgets.len() - 1
     }
 
-    /// A rule charges a request once for each budget, however many descriptors lead to it. It
-    /// applies to the descriptors that name everything its budgets are kept apart by; if none does,
-    /// to the first it matches at all, so that nobody escapes by leaving something out.
+    /// A rule charges a request once per budget, however many descriptors lead to it. It applies to
+    /// the descriptors that have all attributes of its `by`. If none does, it applies to the first
+    /// descriptor it matches, so that a client cannot avoid it by omitting an attribute.
     fn match_rules(
         &mut self,
         rules: &Rules,
@@ -209,7 +226,7 @@ impl Asked {
             }
             kept.push((at, wants, one));
         }
-        // One descriptor that is exempt exempts the request.
+        // One exempt descriptor exempts the request.
         rules::exempt(&mut kept, |(.., one)| one);
         for (at, wants, one) in kept {
             let known = self.budgets.iter().position(|drawn| {
@@ -221,20 +238,20 @@ impl Asked {
                     *cost = one.cost.max(*cost);
                     index
                 }
-                None => self.draw(Drawn::new(one, wants)),
+                None => self.draw(DrawnBudget::new(one, wants)),
             };
             self.lines[at].push(index);
         }
         Ok(())
     }
 
-    /// A limit that another one names as replaced does not count.
+    /// A limit that another one replaces does not count.
     fn drop_replaced(&mut self) {
         let limited = || self.budgets.iter().filter_map(|drawn| drawn.limited.as_ref());
         if limited().all(|limited| limited.replaces.is_empty()) {
             return;
         }
-        let replaced = |drawn: &Drawn| {
+        let replaced = |drawn: &DrawnBudget| {
             let name = drawn.limited.as_ref().and_then(|limited| limited.name.as_ref());
             name.is_some_and(|name| limited().any(|other| other.replaces.contains(name)))
         };
@@ -242,73 +259,79 @@ impl Asked {
         self.lines.iter_mut().for_each(|line| line.retain(|index| !gone[*index]));
     }
 
-    fn those(&self, choose: impl Fn(&Drawn) -> bool) -> Vec<usize> {
+    fn select(&self, choose: impl Fn(&DrawnBudget) -> bool) -> Vec<usize> {
         let counted = |index: &usize| self.lines.iter().any(|line| line.contains(index));
         (0..self.budgets.len())
             .filter(|index| choose(&self.budgets[*index]) && counted(index))
             .collect()
     }
 
-    /// All or nothing: if anything denies, nothing is taken. Says whether it was denied.
-    async fn together(&mut self, engine: &Engine) -> Result<bool, EngineError> {
-        let returned = self.those(|drawn| drawn.wants == Wants::GiveBack);
-        self.ask(engine, Op::Refund, &returned).await?;
-        // One alone is denied as any other; several deny only together, so each has to be asked by
-        // itself.
-        let mut quota = self.those(|drawn| drawn.quota() && drawn.wants != Wants::GiveBack);
+    /// Charges all budgets or none, and returns whether the request is denied.
+    async fn charge_all(&mut self, engine: &Engine) -> Result<bool, EngineError> {
+        let returned = self.select(|drawn| drawn.wants == Wants::Refund);
+        self.apply(engine, Op::Refund, &returned).await?;
+        // A single quota denies as any limit does; several deny only together, so each is checked
+        // on its own.
+        let mut quota = self.select(|drawn| drawn.quota() && drawn.wants != Wants::Refund);
         if quota.len() == 1 {
             quota.clear();
         }
-        let looked = self.those(|drawn| drawn.wants == Wants::Look);
+        let looked = self.select(|drawn| drawn.wants == Wants::Peek);
         let looked: Vec<usize> =
             looked.into_iter().filter(|index| !quota.contains(index)).collect();
-        let mut allowed = self.ask(engine, Op::Peek, &looked).await?;
+        let mut allowed = self.apply(engine, Op::Peek, &looked).await?;
         if !quota.is_empty() {
             let mut any = false;
             for index in &quota {
-                any |= self.ask(engine, Op::Peek, &[*index]).await?;
+                any |= self.apply(engine, Op::Peek, &[*index]).await?;
             }
             allowed &= any;
         }
-        let taken = self.those(|drawn| drawn.wants == Wants::Take);
+        let taken = self.select(|drawn| drawn.wants == Wants::Charge);
         let taken: Vec<usize> = taken.into_iter().filter(|index| !quota.contains(index)).collect();
         let op = if allowed { Op::Check } else { Op::Peek };
-        allowed &= self.ask(engine, op, &taken).await?;
+        allowed &= self.apply(engine, op, &taken).await?;
         if allowed {
             for index in quota
                 .into_iter()
-                .filter(|index| self.budgets[*index].wants == Wants::Take)
+                .filter(|index| self.budgets[*index].wants == Wants::Charge)
                 .collect::<Vec<_>>()
             {
-                self.ask(engine, Op::Check, &[index]).await?;
+                self.apply(engine, Op::Check, &[index]).await?;
             }
         }
         Ok(!allowed)
     }
 
-    /// Each by itself, and what is rejected takes what is left. Says whether it was denied.
-    async fn each(&mut self, engine: &Engine) -> Result<bool, EngineError> {
-        for index in self.those(|_| true) {
+    /// Charges each budget on its own; a denied one is charged what is left. Returns whether the
+    /// request is denied.
+    async fn charge_each(&mut self, engine: &Engine) -> Result<bool, EngineError> {
+        for index in self.select(|_| true) {
             let op = match self.budgets[index].wants {
-                Wants::Take => Op::Check,
-                Wants::Look => Op::Peek,
-                Wants::GiveBack => Op::Refund,
+                Wants::Charge => Op::Check,
+                Wants::Peek => Op::Peek,
+                Wants::Refund => Op::Refund,
             };
-            if !self.ask(engine, op, &[index]).await? && op == Op::Check {
-                let told = self.budgets[index].told.clone();
-                self.ask(engine, Op::Take, &[index]).await?;
-                self.budgets[index].told = told;
+            if !self.apply(engine, op, &[index]).await? && op == Op::Check {
+                let verdict = self.budgets[index].verdict.clone();
+                self.apply(engine, Op::Take, &[index]).await?;
+                self.budgets[index].verdict = verdict;
             }
         }
-        let singly = self.those(|drawn| drawn.denies() && !drawn.quota());
-        let quota = self.those(|drawn| drawn.quota() && drawn.wants != Wants::GiveBack);
+        let singly = self.select(|drawn| drawn.denies() && !drawn.quota());
+        let quota = self.select(|drawn| drawn.quota() && drawn.wants != Wants::Refund);
         Ok(!singly.is_empty()
-            || (!quota.is_empty() && quota.iter().all(|index| self.budgets[*index].told.over)))
+            || (!quota.is_empty() && quota.iter().all(|index| self.budgets[*index].verdict.over)))
     }
 
-    /// Asks the engine about some of the budgets, notes what it says about each, and says whether
-    /// all were allowed.
-    async fn ask(&mut self, engine: &Engine, op: Op, which: &[usize]) -> Result<bool, EngineError> {
+    /// Applies `op` to some of the budgets, stores their verdicts, and returns whether all are
+    /// allowed.
+    async fn apply(
+        &mut self,
+        engine: &Engine,
+        op: Op,
+        which: &[usize],
+    ) -> Result<bool, EngineError> {
         if which.is_empty() {
             return Ok(true);
         }
@@ -317,10 +340,10 @@ impl Asked {
         let mut shadows = ruling.shadow.iter();
         for index in which {
             let drawn = &mut self.budgets[*index];
-            drawn.told = if drawn.shadow() {
+            drawn.verdict = if drawn.shadow() {
                 shadowed(&drawn.found, shadows.next())
             } else {
-                told(&drawn.found, &ruling)
+                verdict_of(&drawn.found, &ruling)
             };
         }
         self.degraded |=
@@ -333,41 +356,42 @@ impl Asked {
     }
 }
 
-/// Whether they are of one rule.
+/// Whether both are matches of one rule.
 fn same(one: &Match, other: &Match) -> bool {
     Arc::ptr_eq(&one.rule, &other.rule)
 }
 
-/// What the engine said about one of several.
-fn told(found: &Match, ruling: &Ruling) -> Told {
+/// The verdict on one of several matches.
+fn verdict_of(found: &Match, ruling: &Ruling) -> BudgetVerdict {
     if found.budget == Budget::Deny {
-        return Told { over: true, limit: None };
+        return BudgetVerdict { over: true, limit: None };
     }
-    let Some(decision) = &ruling.decision else { return Told::default() };
+    let Some(decision) = &ruling.decision else { return BudgetVerdict::default() };
     let own = ruling.charges.iter().zip(decision.charges());
     let own = own
         .filter(|(charged, _)| Arc::ptr_eq(&charged.rule, &found.rule) && charged.key == found.key);
     let binding = own.reduce(|best, next| if binds_more(next.1, best.1) { next } else { best });
     match binding {
         Some((charged, verdict)) => {
-            Told { over: !verdict.allowed, limit: Some((charged.limit, *verdict)) }
+            BudgetVerdict { over: !verdict.allowed, limit: Some((charged.limit, *verdict)) }
         }
-        None => Told::default(),
+        None => BudgetVerdict::default(),
     }
 }
 
-fn shadowed(found: &Match, said: Option<&crate::ruling::Shadowed>) -> Told {
-    let Some(said) = said else { return Told::default() };
+fn shadowed(found: &Match, said: Option<&crate::ruling::Shadowed>) -> BudgetVerdict {
+    let Some(said) = said else { return BudgetVerdict::default() };
     let limit = match (&found.budget, &said.decision) {
         (Budget::Limits(limits), Some(decision)) => {
             limits.iter().nth(decision.binding_index()).map(|limit| (*limit, *decision.binding()))
         }
         _ => None,
     };
-    Told { over: !said.allowed, limit }
+    BudgetVerdict { over: !said.allowed, limit }
 }
 
-/// Of denials the longest wait, otherwise the least that is left.
+/// Whether `one` binds before `other`: of denials the longest wait, otherwise the least that is
+/// left.
 pub(super) fn binds_more(one: &Verdict, other: &Verdict) -> bool {
     let wait = |verdict: &Verdict| verdict.retry.micros().unwrap_or(u64::MAX);
     match (one.allowed, other.allowed) {
@@ -384,21 +408,21 @@ pub(super) fn binds_more(one: &Verdict, other: &Verdict) -> bool {
 fn wanted(request: &RateLimitRequest, descriptor: &Descriptor) -> (Wants, u64) {
     let hits = descriptor.hits_addend.unwrap_or_else(|| u64::from(request.hits_addend.max(1)));
     match (descriptor.is_negative_hits, hits) {
-        (true, hits) => (Wants::GiveBack, hits),
-        // Nothing is taken; whether one more would pass is what there is to know.
-        (false, 0) => (Wants::Look, 1),
-        (false, hits) => (Wants::Take, hits),
+        (true, hits) => (Wants::Refund, hits),
+        // Zero hits charge nothing and check whether one more hit is allowed.
+        (false, 0) => (Wants::Peek, 1),
+        (false, hits) => (Wants::Charge, hits),
     }
 }
 
-/// A limit that the request brought.
+/// The budget of a limit that the request brings.
 fn overridden(
     domain: &str,
     descriptor: &Descriptor,
     stated: (u32, Unit),
     cost: u64,
     wants: Wants,
-) -> Drawn {
+) -> DrawnBudget {
     let entries = descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()));
     let budget = stated.1.budget(stated.0);
     let rule = Rule {
@@ -426,11 +450,10 @@ fn overridden(
         cost,
         missing: None,
     };
-    Drawn { stated: Some(stated), name: "".into(), ..Drawn::new(found, wants) }
+    DrawnBudget { stated: Some(stated), name: "".into(), ..DrawnBudget::new(found, wants) }
 }
 
-/// A descriptor as attributes: its entries, and the domain. `ip` is also what Envoy calls
-/// `remote_address`.
+/// A descriptor as attributes: its entries and the domain. `ip` is Envoy's `remote_address`, too.
 struct Described<'a> {
     domain: &'a str,
     descriptor: &'a Descriptor,
@@ -450,7 +473,7 @@ impl Attributes for Described<'_> {
     }
 }
 
-/// Refuses what is too much.
+/// Checks the size limits of a request.
 fn bounded(request: &RateLimitRequest) -> Result<(), Problem> {
     let invalid = |text: String| Err(Problem::Invalid(text));
     let long = |place: String, text: &str| {

@@ -1,4 +1,4 @@
-//! Health as gRPC clients ask for it: a real decision through the real path, no constant.
+//! The gRPC health service. Each check makes a real decision.
 
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ use crate::protocol::Protocol;
 use crate::readiness::Readiness;
 use crate::supervise;
 
-/// How often somebody who watches is told anew, if there is something new.
+/// How often a watched status is checked.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How many looks until the same is told again.
+/// After this many checks an unchanged status is sent again.
 const REPEAT: u32 = 30;
 
-/// Whether decisions can be had.
+/// Reports whether the server decides.
 #[derive(Clone)]
-pub(super) struct Health {
+pub(super) struct HealthService {
     engine: Engine,
     tasks: supervise::Health,
     shutdown: watch::Receiver<bool>,
 }
 
-impl Health {
+impl HealthService {
     pub(super) fn new(
         engine: Engine,
         tasks: supervise::Health,
         shutdown: watch::Receiver<bool>,
-    ) -> Health {
-        Health { engine: engine.for_protocol(Protocol::Internal), tasks, shutdown }
+    ) -> HealthService {
+        HealthService { engine: engine.for_protocol(Protocol::Internal), tasks, shutdown }
     }
 
     async fn status(&self) -> ServingStatus {
@@ -54,7 +54,7 @@ fn answer(status: ServingStatus) -> HealthCheckResponse {
 }
 
 #[async_trait]
-impl health_server::Health for Health {
+impl health_server::Health for HealthService {
     async fn check(
         &self,
         request: Request<HealthCheckRequest>,
@@ -77,17 +77,17 @@ impl health_server::Health for Health {
         let (health, mut shutdown) = (self.clone(), self.shutdown.clone());
         let known = known(&request.get_ref().service);
         tokio::spawn(async move {
-            let mut told = None;
-            for look in 0_u32.. {
+            let mut sent = None;
+            for check in 0_u32.. {
                 let now = if known { health.status().await } else { ServingStatus::ServiceUnknown };
-                // The same news now and then keep the connection from being taken for an idle one.
-                let news_or_old = told != Some(now) || look.is_multiple_of(REPEAT);
-                if news_or_old && news.send(Ok(answer(now))).await.is_err() {
+                // Repeating the status keeps the connection from looking idle.
+                let is_due = sent != Some(now) || check.is_multiple_of(REPEAT);
+                if is_due && news.send(Ok(answer(now))).await.is_err() {
                     return;
                 }
-                told = Some(now);
+                sent = Some(now);
                 if *shutdown.borrow() {
-                    return; // the last news was that we stop
+                    return; // the client knows that the server stops
                 }
                 tokio::select! {
                     () = tokio::time::sleep(EVERY) => {}

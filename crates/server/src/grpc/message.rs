@@ -10,7 +10,7 @@ use prost_types::{Duration, Struct, Timestamp};
 
 use crate::rules::envoy::Pair;
 
-/// What is asked.
+/// A request for a decision.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitRequest {
     #[prost(string, tag = "1")]
@@ -132,7 +132,7 @@ pub struct HeaderValue {
     pub raw_value: Vec<u8>,
 }
 
-/// Whether a request may pass.
+/// The overall verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Enumeration)]
 #[repr(i32)]
 pub enum Code {

@@ -1,14 +1,14 @@
 //! The gRPC listener: Envoy's rate limit service, health and reflection.
 //!
-//! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::listen) and
-//! its hall; here a path becomes a service, and a message an answer.
+//! The [listener](crate::listen) has connections, their limits, TLS and tokens; this module routes
+//! paths to services.
 
 pub(crate) mod decide;
+mod fast_path;
 mod health;
 pub(crate) mod json;
 pub mod message;
 mod reply;
-mod unary;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -33,31 +33,31 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 pub use self::decide::{MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEXT_BYTES};
+use self::fast_path::GrpcFastPath;
 use self::message::{RateLimitRequest, RateLimitResponse};
-use self::unary::Unary;
 use crate::auth::{Auth, Guard, May};
 use crate::engine::{Engine, EngineError};
 use crate::listen::http::{Access, Application, HttpServer};
-use crate::listen::{Bounds, Entrance};
+use crate::listen::{Bounds, Listener};
 use crate::protocol::Protocol;
 use crate::supervise;
 
 /// The largest message, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
-/// What is read and written is small; no need to make room for more at first.
+/// Initial buffer size: messages are small.
 const BUFFER_BYTES: usize = 1024;
 
-/// The service, as it is known.
+/// The full name of the service.
 pub const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const HEALTH: &str = "/grpc.health.v1.Health/";
-/// What the `.proto` files say, compiled.
+/// The compiled `.proto` files.
 const DESCRIPTORS: &[u8] = include_bytes!("rls.bin");
 
-/// There is no answer.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
-    /// The request says something that cannot be.
+    /// The request is not valid.
     #[error("{0}")]
     Invalid(String),
     /// The engine has no answer.
@@ -66,7 +66,7 @@ pub(crate) enum Problem {
 }
 
 impl Problem {
-    /// Whether it is the caller's mistake.
+    /// Whether the caller made the mistake.
     fn is_mistake(&self) -> bool {
         match self {
             Problem::Invalid(_) => true,
@@ -88,48 +88,46 @@ impl From<Problem> for Status {
     }
 }
 
-/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and
-/// with the bounds every listener has.
+/// Serves without TLS until `shutdown` is true, then answers what has arrived and returns.
 ///
 /// # Errors
-/// Never while it can accept at all: running out of files is waited out.
+/// Never while it can accept connections: it waits when no file is free.
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
     auth: Auth,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let entrance =
-        Entrance::new(Protocol::Grpc, listener, None, Bounds::default(), engine.observer().clone());
-    serve_at(entrance, engine, Arc::new(Guard::new(auth)), supervise::Health::default(), shutdown)
+    let listener =
+        Listener::new(Protocol::Grpc, listener, None, Bounds::default(), engine.observer().clone());
+    serve_at(listener, engine, Arc::new(Guard::new(auth)), supervise::Health::default(), shutdown)
         .await
 }
 
-/// The same at an entrance that is there already.
+/// Serves the connections of this listener.
 pub(crate) async fn serve_at(
-    entrance: Entrance,
+    listener: Listener,
     engine: Engine,
     guard: Arc<Guard>,
     tasks: supervise::Health,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let (bounds, observer) = (entrance.bounds().clone(), entrance.observer().clone());
+    let (bounds, observer) = (listener.bounds().clone(), listener.observer().clone());
     let patience = bounds.get().patience;
     let services = Services::new(engine, tasks, patience, shutdown.clone())?;
     let router = Router::new().fallback_service(services);
     let application = Application { router, access, refusal };
     let server = HttpServer::new(application, Protocol::Grpc, guard, bounds, observer);
     let down = shutdown.clone();
-    entrance.receive(shutdown, move |visitor| server.clone().serve(visitor, down.clone())).await
+    listener.serve(shutdown, move |connection| server.clone().serve(connection, down.clone())).await
 }
 
-/// What somebody must be allowed who calls this method. Health is for whoever watches over us; it
-/// says yes or no and nothing else.
+/// What a call of this method needs. Health is for monitoring, which has no token.
 fn access(path: &str) -> Access {
     if path.starts_with(HEALTH) { May::Nothing.into() } else { May::Check.into() }
 }
 
-/// A refusal of HTTP as one of gRPC.
+/// A rejected request as a gRPC status.
 fn refusal(status: http::StatusCode, detail: &str) -> http::Response<Body> {
     let code = match status {
         http::StatusCode::UNAUTHORIZED => Code::Unauthenticated,
@@ -140,7 +138,7 @@ fn refusal(status: http::StatusCode, detail: &str) -> http::Response<Body> {
     Status::new(code, detail).into_http()
 }
 
-/// The answer to a request for which time is up.
+/// The response to a request that has not arrived in time.
 fn late() -> http::Response<Body> {
     Status::deadline_exceeded("the request took too long to arrive").into_http()
 }
@@ -150,12 +148,12 @@ fn late() -> http::Response<Body> {
 struct Services {
     engine: Engine,
     patience: Duration,
-    health: HealthServer<health::Health>,
+    health: HealthServer<health::HealthService>,
     reflection: Reflection,
 }
 
 type Answering = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
-/// Answers by one of the services for which there is no name of a type.
+/// A service whose type has no name.
 type Reflection = Arc<dyn Fn(http::Request<Body>) -> Answering + Send + Sync>;
 
 impl Services {
@@ -165,7 +163,7 @@ impl Services {
         patience: Duration,
         shutdown: watch::Receiver<bool>,
     ) -> io::Result<Services> {
-        let health = HealthServer::new(health::Health::new(engine.clone(), tasks, shutdown));
+        let health = HealthServer::new(health::HealthService::new(engine.clone(), tasks, shutdown));
         let health = health.max_decoding_message_size(MAX_MESSAGE_BYTES);
         Ok(Services {
             engine,
@@ -176,7 +174,7 @@ impl Services {
     }
 }
 
-/// Both versions of reflection: newer clients ask the first, older ones the second.
+/// Both versions of reflection: new clients call v1, old ones v1alpha.
 fn reflection() -> Result<Reflection, tonic_reflection::server::Error> {
     let about = || {
         tonic_reflection::server::Builder::configure()
@@ -210,10 +208,11 @@ impl Service<http::Request<Body>> for Services {
         if path == SHOULD_RATE_LIMIT {
             let (engine, patience) = (self.engine.clone(), self.patience);
             return Box::pin(async move {
-                let request = match Unary::new(engine.clone(), patience).answer(request).await {
-                    Ok(response) => return Ok(response),
-                    Err(request) => request,
-                };
+                let request =
+                    match GrpcFastPath::new(engine.clone(), patience).answer(request).await {
+                        Ok(response) => return Ok(response),
+                        Err(request) => request,
+                    };
                 let mut grpc = Grpc::new(Messages).max_decoding_message_size(MAX_MESSAGE_BYTES);
                 let answer = grpc.unary(ShouldRateLimit(engine), request);
                 Ok(timeout(patience, answer)

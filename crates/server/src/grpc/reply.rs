@@ -1,4 +1,4 @@
-//! What was said about budgets, in Envoy's words.
+//! Writes verdicts as responses of Envoy's protocol.
 
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
@@ -6,27 +6,27 @@ use tidegate::http::denial::{DenialFormat, DenialReason, DenialResponse, DenySta
 use tidegate::http::headers::{self, HeaderFamilies};
 use tidegate::{Decision, Limit, Retry, Timestamp};
 
-use super::decide::{Asked, Drawn, binds_more};
+use super::decide::{DrawnBudget, RequestBudgets, binds_more};
 use super::message::{Code, CurrentLimit, DescriptorStatus, HeaderValue, RateLimitResponse};
 use crate::rules::Budget;
 use crate::rules::envoy::{EnvoyOptions, Unit};
 use crate::ruling::Ruling;
 
-/// What Envoy is told to add when the answer is not the store's.
+/// The header that Envoy adds if this node decided in place of the store.
 const MODE: &str = "x-tidegate-mode";
 const SECOND_US: u64 = 1_000_000;
 
-/// The answer to a request. `deny_status` is what rules that let nothing pass answer with over
-/// HTTP, unless they say otherwise.
+/// The response to a request. `deny_status` is the status over HTTP of denials by rules with
+/// `limit: deny` that have none of their own.
 pub(super) fn of(
-    asked: &Asked,
+    request_budgets: &RequestBudgets,
     over: bool,
     options: &EnvoyOptions,
     deny_status: impl FnOnce() -> DenyStatus,
 ) -> RateLimitResponse {
-    let statuses = asked.lines.iter().map(|line| {
-        let drawn = line.iter().map(|index| &asked.budgets[*index]);
-        drawn.reduce(|best, next| if speaks_before(next, best) { next } else { best }).map_or_else(
+    let statuses = request_budgets.lines.iter().map(|line| {
+        let drawn = line.iter().map(|index| &request_budgets.budgets[*index]);
+        drawn.reduce(|best, next| if binds_before(next, best) { next } else { best }).map_or_else(
             || DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() },
             status,
         )
@@ -34,21 +34,22 @@ pub(super) fn of(
     let mut response = RateLimitResponse {
         overall_code: code(over),
         statuses: statuses.collect(),
-        dynamic_metadata: metadata(asked, deny_status),
+        dynamic_metadata: metadata(request_budgets, deny_status),
         ..RateLimitResponse::default()
     };
-    if asked.degraded {
-        // For the service behind Envoy; its client need not know.
+    if request_budgets.degraded {
+        // For the service behind Envoy, not for its client.
         response.request_headers_to_add.push(header(MODE, "fallback".into()));
     }
-    let reply = over.then(|| denial(asked, options.headers.unwrap_or(HeaderFamilies::NONE)));
+    let reply =
+        over.then(|| denial(request_budgets, options.headers.unwrap_or(HeaderFamilies::NONE)));
     if let (Some(reply), Some(_)) = (&reply, options.headers) {
         let headers = reply.headers().iter();
         response
             .response_headers_to_add
             .extend(headers.map(|(name, value)| header(name, value.clone())));
     } else if let Some(families) = options.headers
-        && let Some(ruling) = &asked.ruling
+        && let Some(ruling) = &request_budgets.ruling
         && let Some(decision) = &ruling.decision
     {
         let headers = headers::of(decision, &limits_of(ruling), families).into_iter();
@@ -62,22 +63,23 @@ pub(super) fn of(
     response
 }
 
-/// What a client of Envoy is told whose request is denied: which policies denied, and when to try
-/// again. Envoy answers 429 whatever it was; the metadata has the status of a rule that lets
-/// nothing pass.
-fn denial(asked: &Asked, families: HeaderFamilies) -> DenialResponse {
-    if let Some(ruling) = asked.ruling.as_ref().filter(|ruling| ruling.refused_by.is_none())
+/// The denial for a client of Envoy: which policies deny, and when to retry. Envoy always answers
+/// 429; the metadata has the status of a rule with `limit: deny`.
+fn denial(request_budgets: &RequestBudgets, families: HeaderFamilies) -> DenialResponse {
+    if let Some(ruling) =
+        request_budgets.ruling.as_ref().filter(|ruling| ruling.refused_by.is_none())
         && let Some(decision) = ruling.decision.as_ref().filter(|decision| !decision.allowed())
     {
         return DenialResponse::of(decision, &limits_of(ruling), families);
     }
-    let denying: Vec<&Drawn> = asked.budgets.iter().filter(|drawn| drawn.denies()).collect();
+    let denying: Vec<&DrawnBudget> =
+        request_budgets.budgets.iter().filter(|drawn| drawn.denies()).collect();
     let reason = if denying.iter().any(|drawn| drawn.found.budget == Budget::Deny) {
         DenialReason::Rule(DenyStatus::TooManyRequests)
     } else {
         let verdicts = denying
             .iter()
-            .filter_map(|drawn| drawn.told.limit.map(|(_, verdict)| verdict))
+            .filter_map(|drawn| drawn.verdict.limit.map(|(_, verdict)| verdict))
             .collect();
         let decision = Decision::of_many(verdicts, false, Timestamp::EPOCH);
         DenialReason::Quota { retry_after_secs: headers::retry_after_secs(&decision) }
@@ -93,55 +95,55 @@ fn code(over: bool) -> i32 {
     if over { Code::OverLimit.into() } else { Code::Ok.into() }
 }
 
-/// Which of two budgets of one descriptor the answer is about: what denies, then what is enforced,
-/// then what has the least left.
-fn speaks_before(one: &Drawn, other: &Drawn) -> bool {
-    let rank = |drawn: &Drawn| (drawn.denies(), !drawn.shadow(), !is_unlimited(drawn));
-    match (&one.told.limit, &other.told.limit) {
+/// Whether `one` is reported before `other`: a denial first, then an enforced rule, then the least
+/// that is left.
+fn binds_before(one: &DrawnBudget, other: &DrawnBudget) -> bool {
+    let rank = |drawn: &DrawnBudget| (drawn.denies(), !drawn.shadow(), !is_unlimited(drawn));
+    match (&one.verdict.limit, &other.verdict.limit) {
         (Some((_, own)), Some((_, others))) if rank(one) == rank(other) => binds_more(own, others),
         (own, others) if rank(one) == rank(other) => {
-            own.is_some() && others.is_none() && !other.told.over
+            own.is_some() && others.is_none() && !other.verdict.over
         }
         _ => rank(one) > rank(other),
     }
 }
 
-fn is_unlimited(drawn: &Drawn) -> bool {
+fn is_unlimited(drawn: &DrawnBudget) -> bool {
     matches!(drawn.found.budget, Budget::Unlimited | Budget::Exempt)
 }
 
-fn status(drawn: &Drawn) -> DescriptorStatus {
+fn status(drawn: &DrawnBudget) -> DescriptorStatus {
     let mut status = DescriptorStatus { code: code(drawn.denies()), ..DescriptorStatus::default() };
     if is_unlimited(drawn) {
         status.limit_remaining = u32::MAX;
         return status;
     }
-    // Envoy copies the limit into headers for clients, which must not see rules in shadow mode.
-    // Descriptors of Envoy's own configuration are filled as envoyproxy/ratelimit fills them.
+    // Envoy copies the limit into headers for clients, so rules in shadow mode have none.
+    // Descriptors of Envoy's own configuration are filled as envoyproxy/ratelimit does.
     if drawn.shadow() && drawn.limited.is_none() {
         return status;
     }
     let name = drawn.name.to_string();
     let stated = drawn.stated.map(|(requests, unit)| (requests, Some(unit)));
-    let (requests_per_unit, unit) = match (stated, &drawn.told.limit) {
+    let (requests_per_unit, unit) = match (stated, &drawn.verdict.limit) {
         (Some(stated), _) => stated,
         (None, Some((limit, verdict))) => (short(verdict.amount), Unit::of(limit)),
         (None, None) => (0, None),
     };
     status.current_limit =
         Some(CurrentLimit { requests_per_unit, unit: unit.map_or(0, |unit| unit as i32), name });
-    match &drawn.told.limit {
+    match &drawn.verdict.limit {
         Some((_, verdict)) => {
-            status.limit_remaining = if drawn.told.over { 0 } else { short(verdict.remaining) };
-            // Envoy shows whole seconds and cuts off the rest; rounded up, whoever believes it is
-            // not too early.
+            status.limit_remaining = if drawn.verdict.over { 0 } else { short(verdict.remaining) };
+            // Envoy truncates to seconds; rounded up, a client that waits this long is not too
+            // early.
             let wait_us = match verdict.retry {
-                Retry::After(micros) if drawn.told.over => micros,
+                Retry::After(micros) if drawn.verdict.over => micros,
                 _ => verdict.reset_after_us,
             };
             status.duration_until_reset = Some(seconds(wait_us.div_ceil(SECOND_US)));
         }
-        // Nothing ever passes, in this unit of time or another.
+        // No request is ever allowed, so any unit fits.
         None => {
             status.duration_until_reset =
                 unit.map(|unit| seconds(unit.period().as_micros() / SECOND_US))
@@ -162,53 +164,58 @@ fn header(name: &str, value: String) -> HeaderValue {
     HeaderValue { key: name.to_ascii_lowercase(), value, raw_value: Vec::new() }
 }
 
-/// What filters after this one may want to know: what limits in shadow mode would have denied,
-/// which quotas are used up, what descriptors with something left have to say, whether the answer
-/// is not the store's, and the status of a rule that lets nothing pass. Nothing, most of the time.
-fn metadata(asked: &Asked, deny_status: impl FnOnce() -> DenyStatus) -> Option<Struct> {
+/// The dynamic metadata for later filters: denials by limits in shadow mode, exhausted quotas,
+/// metadata of allowed descriptors, whether the decision is a fallback, and the status of a rule
+/// with `limit: deny`. `None` if there is nothing to report.
+fn metadata(
+    request_budgets: &RequestBudgets,
+    deny_status: impl FnOnce() -> DenyStatus,
+) -> Option<Struct> {
     let mut fields = Struct::default();
     let mut put = |name: &str, value: Value| {
         fields.fields.insert(name.into(), value);
     };
-    let shadows = asked.budgets.iter().filter(|drawn| drawn.shadow() && drawn.told.over);
+    let shadows =
+        request_budgets.budgets.iter().filter(|drawn| drawn.shadow() && drawn.verdict.over);
     let shadows: Vec<Value> = shadows.map(|drawn| text(&drawn.found.rule.name)).collect();
     if !shadows.is_empty() {
         put("shadow", list(shadows));
     }
-    if asked.degraded {
+    if request_budgets.degraded {
         put("degraded", Value { kind: Some(Kind::BoolValue(true)) });
         put("source", Value { kind: Some(Kind::StringValue("fallback".into())) });
     }
-    if let Some(warning) = &asked.warning {
+    if let Some(warning) = &request_budgets.warning {
         put("warning", text(warning));
     }
-    // What Envoy's own configuration never lets pass (`requests_per_unit: 0`) is over its limit, as
-    // there.
-    let is_deny = |drawn: &&Drawn| {
+    // A descriptor with `requests_per_unit: 0` is over its limit, as in envoyproxy/ratelimit.
+    let is_deny = |drawn: &&DrawnBudget| {
         drawn.found.budget == Budget::Deny && drawn.stated.is_none() && drawn.denies()
     };
-    if let Some(drawn) = asked.budgets.iter().find(is_deny) {
+    if let Some(drawn) = request_budgets.budgets.iter().find(is_deny) {
         let status = drawn.found.rule.deny_status.unwrap_or_else(deny_status);
         put("deny_status", number(status.code().into()));
     }
-    if asked.budgets.iter().any(Drawn::quota) {
+    if request_budgets.budgets.iter().any(DrawnBudget::quota) {
         let used_up = |line: &&Vec<usize>| {
-            line.iter()
-                .any(|index| asked.budgets[*index].quota() && asked.budgets[*index].told.over)
+            line.iter().any(|index| {
+                request_budgets.budgets[*index].quota()
+                    && request_budgets.budgets[*index].verdict.over
+            })
         };
-        let lines = asked.lines.iter().enumerate().filter(|(_, line)| used_up(line));
+        let lines = request_budgets.lines.iter().enumerate().filter(|(_, line)| used_up(line));
         put("quotaModeEnabled", Value { kind: Some(Kind::BoolValue(true)) });
         put("quotaModeViolations", list(lines.map(|(at, _)| number(at)).collect()));
     }
-    // Under a key of its own, as in envoyproxy/ratelimit: a descriptor cannot pass for what the
-    // server says.
+    // Under a key of its own, as in envoyproxy/ratelimit, so that metadata of a descriptor cannot
+    // pass for that of the server.
     let mut passed = Struct::default();
-    for drawn in asked
+    for drawn in request_budgets
         .lines
         .iter()
         .flatten()
-        .map(|index| &asked.budgets[*index])
-        .filter(|drawn| !drawn.told.over)
+        .map(|index| &request_budgets.budgets[*index])
+        .filter(|drawn| !drawn.verdict.over)
     {
         for own in drawn.limited.iter().filter_map(|limited| limited.metadata.as_ref()) {
             merge(&mut passed, own);

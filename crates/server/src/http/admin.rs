@@ -1,23 +1,23 @@
-//! What is for those who look after it: rules, explanations, the most limited keys, numbers, and
-//! the description of all paths.
+//! Handlers for administration: rules, explanations, the most limited keys, metrics, and the API
+//! description.
 
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, Response, StatusCode, header};
 use serde_json::json;
 
-use super::request::{About, Asked, Verb};
-use super::{Sent, failure, reply, request};
+use super::request::{CheckBody, CheckSubject, Operation};
+use super::{BodyBytes, failure, reply, request};
 use crate::engine::Engine;
 use crate::explain::rule_to_json;
 use crate::problem::mistake;
 
-/// The description of all paths.
+/// The OpenAPI description.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
-/// The most keys that are listed at once.
+/// The most keys that a response lists.
 const MAX_LISTED: usize = 1000;
-/// How many are listed if nobody says.
+/// How many keys a response lists by default.
 const LISTED: usize = 20;
 
 /// `GET /v1/rules`.
@@ -27,23 +27,23 @@ pub(super) async fn rules(State(engine): State<Engine>) -> Response<Body> {
     reply::json(json!({ "rules": rules, "domains": domains.names() }).to_string().into_bytes())
 }
 
-/// `POST /v1/explain`: JSON, or text for whoever prefers it.
+/// `POST /v1/explain`: JSON, or text for a client that accepts text/plain.
 pub(super) async fn explain(
     State(engine): State<Engine>,
     headers: HeaderMap,
-    Sent(body): Sent,
+    BodyBytes(body): BodyBytes,
 ) -> Response<Body> {
-    let question = match request::read(&body, Verb::Peek) {
-        Ok(Asked::One(question)) => question,
-        Ok(Asked::Batch(_)) => {
-            return mistake(StatusCode::BAD_REQUEST, "checks: expected one question");
+    let check_request = match request::read(&body, Operation::Peek) {
+        Ok(CheckBody::One(check_request)) => check_request,
+        Ok(CheckBody::Batch(_)) => {
+            return mistake(StatusCode::BAD_REQUEST, "checks: expected one check");
         }
         Err(problem) => return mistake(StatusCode::BAD_REQUEST, &problem),
     };
-    let About::Attributes(attributes) = &question.about else {
+    let CheckSubject::Attributes(attributes) = &check_request.about else {
         return mistake(StatusCode::BAD_REQUEST, "key: expected attributes, which rules are about");
     };
-    match engine.explain(&attributes[..], question.cost).await {
+    match engine.explain(&attributes[..], check_request.cost).await {
         Err(error) => failure(&error),
         Ok(explanation) => {
             let accept =
@@ -101,7 +101,7 @@ pub(super) async fn openapi(State(engine): State<Engine>) -> Response<Body> {
 fn too_many() -> Response<Body> {
     mistake(
         StatusCode::SERVICE_UNAVAILABLE,
-        "too many ask for long pages: decisions go first, ask again later",
+        "too many requests for long pages: decisions go first; try again later",
     )
 }
 

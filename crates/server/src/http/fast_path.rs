@@ -1,11 +1,11 @@
-//! A short way for what is asked most over HTTP: questions to the engine by HTTP/1.1 that arrive
-//! whole, one after the other on a connection that stays.
+//! The fast path of HTTP: checks over HTTP/1.1 that arrive complete, on a connection that stays
+//! open.
 //!
-//! It reads with the parser that hyper has (`httparse`), strictly: a POST to the path of a
-//! question, one length in digits, and nothing among the headers that says how the connection or
-//! the body is to be treated. Whatever else comes, or comes in pieces, or is HTTP/2, goes to hyper
-//! together with what was read, and the connection stays there. Answers are the same to the byte.
-//! What it saves: `docs/decisions/0021-http-fast-path.md`.
+//! It parses strictly, with the parser that hyper uses (`httparse`): a POST to the path of an
+//! operation, one length in digits, and no header that changes how the connection or the body is
+//! framed. Anything else, also a request in pieces or HTTP/2, is handed to hyper with the bytes
+//! read so far, and the connection stays there. Responses are the same to the byte. Decision record
+//! 0021 has the figures.
 
 use std::io;
 use std::pin::pin;
@@ -18,37 +18,37 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::request::Verb;
+use super::request::Operation;
 use super::{MAX_BODY_BYTES, decide};
 use crate::auth::Caller;
 use crate::browser;
 use crate::engine::Engine;
-use crate::listen::http::{HttpServer, NO_SNIFF, Said};
-use crate::listen::wire::{decides_how, write};
+use crate::listen::http::{Credentials, HttpServer, NO_SNIFF};
+use crate::listen::wire::{is_framing_header, write};
 use crate::observe::metrics::Refusal;
 
-/// How much is read at once. What is longer arrives in pieces, and goes the other way.
+/// Bytes per read. A longer request arrives in pieces and takes the general path.
 const READ_BYTES: usize = 8 << 10;
-/// More headers than that go the other way.
+/// A request with more headers takes the general path.
 const MAX_HEADERS: usize = 32;
-/// Answers that may wait to be written before more of what was read is answered.
+/// Bytes of responses after which they are written before further requests are answered.
 const MAX_ANSWERS_BYTES: usize = 64 << 10;
 
-/// A question that has arrived whole.
+/// A request that has arrived completely.
 #[derive(Debug, PartialEq, Eq)]
-struct Whole<'a> {
-    verb: Verb,
+struct CompleteRequest<'a> {
+    operation: Operation,
     path: &'a str,
     authorization: Option<&'a [u8]>,
     host: Option<&'a [u8]>,
     accept: Option<&'a [u8]>,
     body: &'a [u8],
-    /// How many bytes it takes, with its head.
+    /// Its length in bytes, head included.
     used: usize,
 }
 
-/// The question at the front of `bytes`, if it is one for the short way.
-fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
+/// The request at the front of `bytes`, if it is one for the fast path.
+fn complete_request(bytes: &[u8]) -> Option<CompleteRequest<'_>> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     let Ok(httparse::Status::Complete(head)) = request.parse(bytes) else { return None };
@@ -56,7 +56,7 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
     else {
         return None;
     };
-    let verb = Verb::at(path).filter(|verb| *verb != Verb::Reset)?;
+    let operation = Operation::at(path).filter(|operation| *operation != Operation::Reset)?;
     let (mut length, mut authorization, mut accept, mut host) = (None, None, None, None);
     for header in request.headers.iter() {
         let fine = match header.name {
@@ -71,22 +71,30 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
             name if name.eq_ignore_ascii_case("connection") => {
                 header.value.eq_ignore_ascii_case(b"keep-alive")
             }
-            name => !decides_how(name) && !is_of_a_browser(name),
+            name => !is_framing_header(name) && !is_of_a_browser(name),
         };
         if !fine {
             return None;
         }
     }
     let used = head + length?;
-    Some(Whole { verb, path, authorization, host, accept, body: bytes.get(head..used)?, used })
+    Some(CompleteRequest {
+        operation,
+        path,
+        authorization,
+        host,
+        accept,
+        body: bytes.get(head..used)?,
+        used,
+    })
 }
 
-/// Whether a header says which web page sends a request.
+/// Whether browsers set this header to name the page that sends a request.
 fn is_of_a_browser(name: &str) -> bool {
     name.eq_ignore_ascii_case("origin") || name.eq_ignore_ascii_case("sec-fetch-site")
 }
 
-/// A length that is written in digits and not too large.
+/// A length in digits, at most that of the largest body.
 fn digits_only(value: &[u8]) -> Option<usize> {
     if value.is_empty() || value.len() > 5 || !value.iter().all(u8::is_ascii_digit) {
         return None;
@@ -103,8 +111,8 @@ pub(super) struct FastPath {
 }
 
 impl FastPath {
-    /// Answers what goes the short way. Returns what was read of something else, for which the
-    /// connection has to go the other way; nothing if it ended.
+    /// Answers requests until one needs the general path, and returns the bytes read so far; `None`
+    /// if the connection has ended.
     pub(super) async fn serve(
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -117,19 +125,19 @@ impl FastPath {
         };
         let (mut bytes, mut out) = (Vec::with_capacity(READ_BYTES), Vec::new());
         let mut stop = pin!(shutdown.wait_for(|down| *down));
-        // One timer for the whole conversation. When it rings, it is looked at whether anything was
-        // heard since it was set.
-        let (mut bell, mut heard) = (pin!(sleep(idle)), false);
+        // One timer per connection. When it expires, the connection is idle if nothing was read
+        // since.
+        let (mut idle_timer, mut has_read) = (pin!(sleep(idle)), false);
         loop {
             let mut at = 0;
-            let mut other = false;
+            let mut is_for_hyper = false;
             while at < bytes.len() && out.len() <= MAX_ANSWERS_BYTES {
-                let Some(question) = whole(&bytes[at..]) else {
-                    other = true;
+                let Some(check_request) = complete_request(&bytes[at..]) else {
+                    is_for_hyper = true;
                     break;
                 };
-                write(&mut out, self.answer_whole(&question, caller).await).await?;
-                at += question.used;
+                write(&mut out, self.answer_request(&check_request, caller).await).await?;
+                at += check_request.used;
             }
             bytes.drain(..at);
             if !out.is_empty() {
@@ -143,7 +151,7 @@ impl FastPath {
                 out.clear();
                 out.shrink_to(READ_BYTES);
             }
-            if other {
+            if is_for_hyper {
                 return Some(bytes);
             }
             if !bytes.is_empty() {
@@ -152,32 +160,41 @@ impl FastPath {
             tokio::select! {
                 biased;
                 read = stream.read_buf(&mut bytes) => {
-                    heard = true;
+                    has_read = true;
                     if read.ok()? == 0 {
                         return None;
                     }
                 }
                 _ = &mut stop => return Some(bytes),
-                () = &mut bell => {
-                    if !heard {
+                () = &mut idle_timer => {
+                    if !has_read {
                         return None;
                     }
-                    heard = false;
-                    bell.as_mut().reset(Instant::now() + idle);
+                    has_read = false;
+                    idle_timer.as_mut().reset(Instant::now() + idle);
                 }
             }
         }
     }
 
-    async fn answer_whole(&self, question: &Whole<'_>, caller: &Caller) -> Response<Body> {
-        let said = Said::by(question.authorization);
-        let refused = self.server.refused(question.path, said, caller, |hosts| {
-            browser::foreign_host(hosts, question.host)
+    async fn answer_request(
+        &self,
+        check_request: &CompleteRequest<'_>,
+        caller: &Caller,
+    ) -> Response<Body> {
+        let said = Credentials::by(check_request.authorization);
+        let refused = self.server.refused(check_request.path, said, caller, |hosts| {
+            browser::foreign_host(hosts, check_request.host)
         });
         let mut response = match refused {
             Some(refused) => self.server.refusal(refused),
             None => {
-                let answer = decide(&self.engine, question.verb, question.body, question.accept);
+                let answer = decide(
+                    &self.engine,
+                    check_request.operation,
+                    check_request.body,
+                    check_request.accept,
+                );
                 self.server.unless_it_panics(answer).await
             }
         };
@@ -187,14 +204,14 @@ impl FastPath {
     }
 }
 
-/// Writes everything; an error, if that takes too long.
+/// Writes everything, within a time limit.
 async fn within(
     patience: Duration,
     stream: &mut (impl AsyncWrite + Unpin),
     out: &[u8],
 ) -> io::Result<()> {
     let mut written = pin!(stream.write_all(out));
-    // Nearly always it can be done at once, and then no timer is needed.
+    // Most writes complete at the first poll and need no timer.
     if let Poll::Ready(done) =
         std::future::poll_fn(|context| Poll::Ready(written.as_mut().poll(context))).await
     {
@@ -212,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_that_arrive_whole_go_the_short_way() {
+    fn complete_requests_take_the_fast_path() {
         for (head, body) in [
             ("POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 2", "{}"),
             (
@@ -222,20 +239,25 @@ mod tests {
             ("POST /v1/settle HTTP/1.1\r\ncontent-length: 0", ""),
         ] {
             let text = request(head, body);
-            let question = whole(text.as_bytes()).unwrap_or_else(|| panic!("{text}"));
-            assert_eq!((question.body, question.used), (body.as_bytes(), text.len()), "{text}");
-            // What comes behind it is not touched.
+            let check_request =
+                complete_request(text.as_bytes()).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(
+                (check_request.body, check_request.used),
+                (body.as_bytes(), text.len()),
+                "{text}"
+            );
+            // Bytes behind the request are not touched.
             let more = format!("{text}POST");
-            assert_eq!(whole(more.as_bytes()), Some(question), "{text}");
-            // None of its beginnings is a question.
+            assert_eq!(complete_request(more.as_bytes()), Some(check_request), "{text}");
+            // No prefix of it is a request.
             for end in 0..text.len() {
-                assert_eq!(whole(&text.as_bytes()[..end]), None, "{end} of {text}");
+                assert_eq!(complete_request(&text.as_bytes()[..end]), None, "{end} of {text}");
             }
         }
     }
 
     #[test]
-    fn everything_else_goes_the_other_way() {
+    fn everything_else_takes_the_general_path() {
         for head in [
             "GET /v1/check HTTP/1.1\r\ncontent-length: 2",
             "POST /v1/check HTTP/1.0\r\ncontent-length: 2",
@@ -262,7 +284,7 @@ mod tests {
             "POST /v1/check HTTP/1.1\r\ncontent-length: 2\r\nSec-Fetch-Site: none",
             "PRI * HTTP/2.0\r\n\r\nSM",
         ] {
-            assert_eq!(whole(request(head, "{}").as_bytes()), None, "{head}");
+            assert_eq!(complete_request(request(head, "{}").as_bytes()), None, "{head}");
         }
     }
 }

@@ -1,11 +1,10 @@
-//! `/v1/auth`: a gateway asks whether a request may pass that somebody has sent to it
-//! (forward-auth).
+//! `/v1/auth` (forward-auth): a gateway asks for a decision on a request of its client.
 //!
-//! What was asked for stands in headers that the gateway sets. A gateway also passes on what the
-//! client sent, so nothing here may be left to the client to fill in: method, target, host and
-//! address must all be there, each once or always the same, and are believed from trusted peers
-//! alone. A gateway that forgets one of them is answered 400 to every request, when it is set up,
-//! and not only when somebody uses the hole.
+//! The gateway describes the request in headers. It also forwards headers of its client, so none of
+//! these may be left to the client to fill in: method, target, host and address must all be
+//! present, each once or always the same, and are accepted from trusted peers only. A gateway that
+//! omits one of them gets 400 for every request, so the mistake shows when it is set up, not when a
+//! client exploits it.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -17,39 +16,40 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, heade
 use tidegate::Op;
 use tidegate::http::{ClientIp, normal_host};
 
-use super::Desk;
+use super::HttpState;
 use super::reply::{denial, pass, unanswered};
 use crate::listen::http::{PeerAddress, TOKEN};
 use crate::observe::metrics::Refusal;
 use crate::problem::mistake;
 use crate::rules::{HeaderPolicy, HttpRequest, HttpRequestError, Named};
 
-/// Where gateways ask.
+/// The path that gateways call.
 pub(super) const PATH: &str = "/v1/auth";
-/// What the target is told by: nginx, Caddy and Traefik.
+/// The headers with the target, as nginx, Caddy and Traefik name them.
 const TARGETS: [&str; 3] = ["x-forwarded-uri", "x-original-uri", "x-original-url"];
 const METHODS: [&str; 2] = ["x-forwarded-method", "x-original-method"];
 const HOSTS: [&str; 1] = ["x-forwarded-host"];
 
-/// Any method of `/v1/auth`; the one that counts is in a header. A body is not looked at.
+/// Handles any method of `/v1/auth`; the method of the client is in a header. A body is ignored.
 pub(super) async fn auth(
-    State(desk): State<Desk>,
+    State(state): State<HttpState>,
     Extension(PeerAddress(peer)): Extension<PeerAddress>,
     mut headers: HeaderMap,
 ) -> Response<Body> {
     headers.remove(TOKEN);
-    let observer = desk.engine.observer();
-    if !desk.engine.settings().clients().trusts(peer) {
-        // Gateways show this answer to their clients, who need not know where the gateway is.
+    let observer = state.engine.observer();
+    if !state.engine.settings().clients().trusts(peer) {
+        // Gateways show this response to their clients, which need not know the address of the
+        // gateway.
         let detail = "may not say what others ask for: expected a peer in trusted_proxies";
-        observer.metrics().refused(desk.engine.protocol(), Refusal::Untrusted);
+        observer.metrics().refused(state.engine.protocol(), Refusal::Untrusted);
         observer.misasked(&format!("{peer} {detail}"));
         return mistake(
             StatusCode::FORBIDDEN,
             &format!("this peer {detail}; the log of Tidegate has its address"),
         );
     }
-    match ruling(&desk, peer, &headers).await {
+    match ruling(&state, peer, &headers).await {
         Ok(response) => response,
         Err(problem) => {
             observer.misasked(&problem);
@@ -58,15 +58,19 @@ pub(super) async fn auth(
     }
 }
 
-async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Response<Body>, String> {
+async fn ruling(
+    state: &HttpState,
+    peer: IpAddr,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, String> {
     let (told, client) = {
-        let clients = desk.engine.settings().clients();
-        (Told::by(headers, &clients)?, clients.find_in(peer, headers))
+        let clients = state.engine.settings().clients();
+        (OriginalRequest::by(headers, &clients)?, clients.find_in(peer, headers))
     };
-    let policy = desk.engine.settings().requests().paths;
+    let policy = state.engine.settings().requests().paths;
     let target = match HttpRequest::target(&told.target, &policy) {
         Ok(target) => target,
-        // That is the client's mistake, and not one of the gateway.
+        // A mistake of the client, not of the gateway.
         Err(error @ HttpRequestError::Path(_)) => {
             return Ok(mistake(StatusCode::BAD_REQUEST, &error.to_string()));
         }
@@ -75,27 +79,27 @@ async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Respon
     let request = HttpRequest::new(client, &told.method, &target, &told.host, headers);
     let request = request.map_err(|problem| problem.to_string())?;
     if let Err(problem) =
-        desk.engine.check_repeated(&request).map_err(|repeated| repeated.to_string())
+        state.engine.check_repeated(&request).map_err(|repeated| repeated.to_string())
     {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
-    if let Some(problem) = desk.engine.with_rules(|_, rules| {
-        ambiguous(headers, rules.named(), &desk.engine.settings().requests().headers)
+    if let Some(problem) = state.engine.with_rules(|_, rules| {
+        ambiguous(headers, rules.named(), &state.engine.settings().requests().headers)
     }) {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
-    let ruling = match desk.engine.matching(&request, 1) {
-        Ok(matches) => desk.engine.check_rules(Op::Check, matches, None).await,
+    let ruling = match state.engine.matching(&request, 1) {
+        Ok(matches) => state.engine.check_rules(Op::Check, matches, None).await,
         Err(error) => Err(error.into()),
     };
     Ok(match ruling {
         Err(error) => unanswered(&error),
         Ok(ruling) if ruling.allowed => {
-            pass(&ruling, desk.engine.settings().response_options().headers)
+            pass(&ruling, state.engine.settings().response_options().headers)
         }
-        // The gateway passes on what its client accepts, and the answer is for that client.
+        // The gateway forwards the `Accept` of its client, and the response is for that client.
         Ok(ruling) => {
-            denial(&desk.engine, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes))
+            denial(&state.engine, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes))
         }
     })
 }
@@ -132,15 +136,15 @@ fn ambiguous(headers: &HeaderMap, named: &Named, policy: &HeaderPolicy) -> Optio
     Some(format!("header Connection names {name}: expected that it stays in the request"))
 }
 
-/// What a gateway says about a request.
+/// The request of a client, as its gateway describes it.
 #[derive(PartialEq, Eq, Debug)]
-struct Told<'a> {
+struct OriginalRequest<'a> {
     method: Cow<'a, str>,
     target: Cow<'a, str>,
     host: Cow<'a, str>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> OriginalRequest<'a> {
     fn by(headers: &'a HeaderMap, clients: &ClientIp) -> Result<Self, String> {
         if !headers.contains_key(clients.header_name()) {
             return Err(format!(
@@ -167,11 +171,11 @@ impl<'a> Told<'a> {
         }
         let host =
             the_one(hosts)?.ok_or_else(|| missing(HOSTS[0], "the host", "api.example.com"))?.1;
-        Ok(Told { method, target, host })
+        Ok(OriginalRequest { method, target, host })
     }
 }
 
-/// What headers say, with their names.
+/// The values of these headers, with their names.
 type Said<'a> = Vec<(&'static str, Cow<'a, str>)>;
 
 /// All lines of all headers of these names.
@@ -186,8 +190,8 @@ fn said<'a>(headers: &'a HeaderMap, names: &[&'static str]) -> Said<'a> {
     names.iter().flat_map(lines).collect()
 }
 
-/// What all of them say. Who sets one of these headers and lets the client write another must not
-/// be told apart from who sets both.
+/// The one value of these headers. A gateway that sets one and forwards another from its client
+/// cannot be told from a gateway that sets both, so different values are an error.
 fn the_one(said: Said<'_>) -> Result<Option<(&'static str, Cow<'_, str>)>, String> {
     let mut said = said.into_iter();
     let Some(first) = said.next() else { return Ok(None) };
@@ -237,8 +241,8 @@ pub(crate) async fn answer_to(
         (crate::supervise::Health::default(), std::time::Duration::from_secs(1));
     engine.settings().set_clients(clients);
     let guard = std::sync::Arc::new(crate::auth::Guard::new(crate::auth::Auth::default()));
-    let desk = Desk { engine: engine.clone(), guard, health, patience };
-    auth(State(desk), Extension(PeerAddress(peer)), headers).await.status().as_u16()
+    let state = HttpState { engine: engine.clone(), guard, health, patience };
+    auth(State(state), Extension(PeerAddress(peer)), headers).await.status().as_u16()
 }
 
 #[cfg(test)]
@@ -251,7 +255,7 @@ mod tests {
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
             headers.append(name, HeaderValue::from_str(value).unwrap());
         }
-        let told = Told::by(&headers, &ClientIp::of_peer())?;
+        let told = OriginalRequest::by(&headers, &ClientIp::of_peer())?;
         Ok(format!("{} {} {}", told.method, told.host, told.target))
     }
 
@@ -272,7 +276,7 @@ mod tests {
             ),
             ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: http://h", "GET h /"),
             ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: http://h?q", "GET h /?q"),
-            // Both, and both say the same.
+            // Both headers, with the same value.
             (
                 "X-Forwarded-For: a\nX-Original-Method: GET\nX-Forwarded-Method: GET\nX-Original-URL: http://h/a\nX-Original-URI: /a\nX-Forwarded-Host: h",
                 "GET h /a",

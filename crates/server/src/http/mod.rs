@@ -1,4 +1,4 @@
-//! The HTTP listener: JSON in, decisions out, with the headers that clients know.
+//! The HTTP check API: JSON requests, decisions with the usual rate limit headers.
 
 mod admin;
 mod fast_path;
@@ -23,16 +23,16 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use self::fast_path::FastPath;
-use self::reply::Answer;
+use self::reply::CheckResponse;
 pub(crate) use self::reply::{denial, tell, unanswered};
-use self::request::{About, Asked, Question, Verb};
+use self::request::{CheckBody, CheckRequest, CheckSubject, Operation};
 pub use self::request::{MAX_ATTRIBUTES, MAX_BATCH, MAX_BODY_BYTES};
 use crate::auth::{Auth, Caller, Guard, May};
 use crate::browser;
 use crate::engine::{Engine, EngineError};
 use crate::listen::http::{Access, Application, HttpServer};
-use crate::listen::wire::Begun;
-use crate::listen::{Bounds, Entrance, Visitor};
+use crate::listen::wire::Prefixed;
+use crate::listen::{Bounds, Connection, Listener};
 use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
 use crate::problem::{mistake, string};
@@ -40,38 +40,37 @@ use crate::protocol::Protocol;
 use crate::readiness::Readiness;
 use crate::supervise::Health;
 
-/// What the handlers need.
+/// The state of the handlers.
 #[derive(Clone, Debug)]
-struct Desk {
+struct HttpState {
     engine: Engine,
     guard: Arc<Guard>,
     health: Health,
     patience: Duration,
 }
 
-impl FromRef<Desk> for Engine {
-    fn from_ref(desk: &Desk) -> Engine {
-        desk.engine.clone()
+impl FromRef<HttpState> for Engine {
+    fn from_ref(state: &HttpState) -> Engine {
+        state.engine.clone()
     }
 }
 
-/// Where load balancers ask whether requests should come here.
+/// The path that load balancers probe.
 pub(crate) const READY_PATH: &str = "/readyz";
 
-/// Which paths a listener answers.
+/// The paths that a listener answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
+pub(crate) enum Endpoints {
     /// All.
-    Whole,
-    /// What is for those who ask.
+    All,
+    /// Checks and health.
     Checks,
-    /// What is for those who look after it.
+    /// Administration, metrics and health.
     Admin,
 }
 
-/// What somebody must be allowed who asks for this path, where there are tokens. Health is for load
-/// balancers, which have none. Numbers are for those who may check, so that whoever collects them
-/// need not be able to reset budgets.
+/// What the token of a request must allow. Health is for load balancers, which have no token.
+/// Metrics need the check token, so that a collector need not be able to reset budgets.
 fn needs(path: &str) -> May {
     match path {
         "/healthz" | READY_PATH | "/openapi.json" => May::Nothing,
@@ -85,17 +84,19 @@ fn access(path: &str) -> Access {
     Access { may: needs(path), by_gateway: path == forward::PATH }
 }
 
-/// What changes or shows other people's budgets.
+/// Whether a path changes or shows the budgets of other callers.
 fn for_admins(path: &str) -> bool {
     matches!(path, "/v1/reset" | "/v1/rules" | "/v1/explain" | "/v1/top")
 }
 
-/// Everything this listener answers: method, path, and who does.
-fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
-    let mut table: Vec<(&'static str, String, MethodRouter<Desk>)> = Vec::new();
-    for (name, verb) in Verb::ALL {
-        let ask = move |State(engine): State<Engine>, Wanted(accept): Wanted, Sent(body): Sent| async move {
-            decide(&engine, verb, &body, accept.as_ref().map(HeaderValue::as_bytes)).await
+/// Method, path and handler of every endpoint.
+fn table() -> Vec<(&'static str, String, MethodRouter<HttpState>)> {
+    let mut table: Vec<(&'static str, String, MethodRouter<HttpState>)> = Vec::new();
+    for (name, operation) in Operation::ALL {
+        let ask = move |State(engine): State<Engine>,
+                        AcceptHeader(accept): AcceptHeader,
+                        BodyBytes(body): BodyBytes| async move {
+            decide(&engine, operation, &body, accept.as_ref().map(HeaderValue::as_bytes)).await
         };
         table.push(("post", format!("/v1/{name}"), post(ask)));
     }
@@ -113,21 +114,23 @@ fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
     table
 }
 
-/// Method and path of everything this listener answers, in the order in which it is described.
+/// Method and path of every endpoint, in the order of the description.
 pub fn paths() -> Vec<(&'static str, String)> {
     table().into_iter().map(|(method, path, _)| (method, path)).collect()
 }
 
-fn routes(desk: Desk, part: Part) -> Router {
+fn routes(state: HttpState, part: Endpoints) -> Router {
     let mut router = Router::new();
     for (method, path, answer) in table() {
         let own = match part {
-            Part::Whole => true,
-            Part::Checks => !for_admins(&path) && path != "/metrics",
-            Part::Admin => for_admins(&path) || path == "/metrics" || needs(&path) == May::Nothing,
+            Endpoints::All => true,
+            Endpoints::Checks => !for_admins(&path) && path != "/metrics",
+            Endpoints::Admin => {
+                for_admins(&path) || path == "/metrics" || needs(&path) == May::Nothing
+            }
         };
         if own {
-            // Every method of forward-auth is right: the one that counts is in a header.
+            // forward-auth accepts every method.
             let answer = if path == forward::PATH {
                 answer
             } else {
@@ -136,7 +139,7 @@ fn routes(desk: Desk, part: Part) -> Router {
             router = router.route(&path, answer);
         }
     }
-    router.fallback(move |uri: Uri| async move { no_such_path(uri.path(), part) }).with_state(desk)
+    router.fallback(move |uri: Uri| async move { no_such_path(uri.path(), part) }).with_state(state)
 }
 
 async fn wrong_method(method: &'static str) -> Response<Body> {
@@ -151,10 +154,10 @@ async fn wrong_method(method: &'static str) -> Response<Body> {
     response
 }
 
-fn no_such_path(path: &str, part: Part) -> Response<Body> {
+fn no_such_path(path: &str, part: Endpoints) -> Response<Body> {
     let known = paths();
     let hint = match nearest(path, known.iter().map(|(_, path)| path.as_str())) {
-        Some(moved) if moved == path && part == Part::Checks => {
+        Some(moved) if moved == path && part == Endpoints::Checks => {
             "it is at the admin address (listen.admin)".into()
         }
         Some(moved) if moved == path => "it is not at the admin address (listen.admin)".into(),
@@ -164,79 +167,78 @@ fn no_such_path(path: &str, part: Part) -> Response<Body> {
     mistake(StatusCode::NOT_FOUND, &format!("no such path: {hint}"))
 }
 
-/// Serves until `shutdown` says so, then finishes what has begun. Without TLS and tokens, and with
-/// the bounds every listener has.
+/// Serves without TLS and tokens until `shutdown` is true, then finishes open requests.
 ///
 /// # Errors
-/// Never while it can accept at all: running out of files is waited out.
+/// Never while it can accept connections: it waits when no file is free.
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let entrance =
-        Entrance::new(Protocol::Http, listener, None, Bounds::default(), engine.observer().clone());
+    let listener =
+        Listener::new(Protocol::Http, listener, None, Bounds::default(), engine.observer().clone());
     let guard = Arc::new(Guard::new(Auth::default()));
-    serve_at(entrance, engine, guard, Health::default(), Part::Whole, shutdown).await
+    serve_at(listener, engine, guard, Health::default(), Endpoints::All, shutdown).await
 }
 
-/// The same at an entrance that is there already.
+/// Serves the connections of this listener.
 pub(crate) async fn serve_at(
-    entrance: Entrance,
+    listener: Listener,
     engine: Engine,
     guard: Arc<Guard>,
     health: Health,
-    part: Part,
+    part: Endpoints,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (bounds, observer, protocol) =
-        (entrance.bounds().clone(), entrance.observer().clone(), entrance.protocol());
+        (listener.bounds().clone(), listener.observer().clone(), listener.protocol());
     let patience = bounds.get().patience;
-    let desk = Desk { engine: engine.clone(), guard: Arc::clone(&guard), health, patience };
-    let application = Application::new(routes(desk, part), access);
+    let state = HttpState { engine: engine.clone(), guard: Arc::clone(&guard), health, patience };
+    let application = Application::new(routes(state, part), access);
     let server = HttpServer::new(application, protocol, guard, bounds, observer);
     let down = shutdown.clone();
-    if part == Part::Admin {
-        let serve = move |visitor| server.clone().serve(visitor, down.clone());
-        return entrance.receive(shutdown, serve).await;
+    if part == Endpoints::Admin {
+        let serve = move |connection| server.clone().serve(connection, down.clone());
+        return listener.serve(shutdown, serve).await;
     }
     let fast_path = FastPath { server: server.clone(), engine };
-    let serve = move |visitor| {
+    let serve = move |connection| {
         let (fast_path, server, mut down) = (fast_path.clone(), server.clone(), down.clone());
         async move {
-            let Visitor { mut stream, peer, place, .. } = visitor;
+            let Connection { mut stream, peer, slot, .. } = connection;
             let caller = Arc::new(Caller::at(peer.ip()));
             let Some(bytes) = fast_path.serve(&mut stream, &caller, &mut down).await else {
                 return;
             };
-            let stream = Begun { bytes, at: 0, stream };
-            server.serve_stream(stream, caller, place, down).await;
+            let stream = Prefixed { bytes, at: 0, stream };
+            server.serve_stream(stream, caller, slot, down).await;
         }
     };
-    entrance.receive(shutdown, serve).await
+    listener.serve(shutdown, serve).await
 }
 
-/// What is accepted, as far as somebody says so.
-struct Wanted(Option<HeaderValue>);
+/// The `Accept` header, if there is one.
+struct AcceptHeader(Option<HeaderValue>);
 
-impl FromRequestParts<Desk> for Wanted {
+impl FromRequestParts<HttpState> for AcceptHeader {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Desk) -> Result<Self, Infallible> {
-        Ok(Wanted(parts.headers.get(header::ACCEPT).cloned()))
+    async fn from_request_parts(parts: &mut Parts, _: &HttpState) -> Result<Self, Infallible> {
+        Ok(AcceptHeader(parts.headers.get(header::ACCEPT).cloned()))
     }
 }
 
-/// A body that has arrived, whole and in time.
-struct Sent(Bytes);
+/// A body that has arrived completely and in time.
+struct BodyBytes(Bytes);
 
-impl FromRequest<Desk> for Sent {
+impl FromRequest<HttpState> for BodyBytes {
     type Rejection = Response<Body>;
 
-    async fn from_request(request: Request, desk: &Desk) -> Result<Self, Response<Body>> {
+    async fn from_request(request: Request, state: &HttpState) -> Result<Self, Response<Body>> {
         let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
-        match tokio::time::timeout(desk.patience, body).await {
-            Ok(Ok(body)) => Ok(Sent(body.to_bytes())),
+        match tokio::time::timeout(state.patience, body).await {
+            Ok(Ok(body)) => Ok(BodyBytes(body.to_bytes())),
             Ok(Err(error)) if error.is::<LengthLimitError>() => {
                 let detail =
                     format!("the body is too long: expected at most {MAX_BODY_BYTES} bytes");
@@ -244,10 +246,10 @@ impl FromRequest<Desk> for Sent {
             }
             Ok(Err(_)) => Err(mistake(StatusCode::BAD_REQUEST, "the body did not arrive whole")),
             Err(_) => {
-                desk.engine.observer().metrics().refused(desk.engine.protocol(), Refusal::Slow);
+                state.engine.observer().metrics().refused(state.engine.protocol(), Refusal::Slow);
                 let mut response =
                     mistake(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
-                // What is still to come of it must not be taken for a request.
+                // The rest of the body must not be taken for a request.
                 response
                     .headers_mut()
                     .insert(header::CONNECTION, header::HeaderValue::from_static("close"));
@@ -257,27 +259,31 @@ impl FromRequest<Desk> for Sent {
     }
 }
 
-/// Answers a question. What its sender accepts decides how a denial is written.
+/// Answers a request. `accept` decides how a denial is written.
 pub(crate) async fn decide(
     engine: &Engine,
-    verb: Verb,
+    operation: Operation,
     body: &[u8],
     accept: Option<&[u8]>,
 ) -> Response<Body> {
-    match request::read(body, verb) {
+    match request::read(body, operation) {
         Err(problem) => mistake(StatusCode::BAD_REQUEST, &problem),
-        Ok(Asked::One(question)) => match answer(engine, verb, &question).await {
-            Ok(answer) => answer.into_response(engine.settings().response_options().denial, accept),
-            Err(error) => failure(&error),
-        },
-        Ok(Asked::Batch(questions)) => {
-            // One after the other, each by itself: an answer for each, in order.
+        Ok(CheckBody::One(check_request)) => {
+            match answer(engine, operation, &check_request).await {
+                Ok(answer) => {
+                    answer.into_response(engine.settings().response_options().denial, accept)
+                }
+                Err(error) => failure(&error),
+            }
+        }
+        Ok(CheckBody::Batch(requests)) => {
+            // In order, each check by itself.
             let mut results = b"{\"results\":[".to_vec();
-            for (at, question) in questions.iter().enumerate() {
+            for (at, check_request) in requests.iter().enumerate() {
                 if at > 0 {
                     results.push(b',');
                 }
-                match answer(engine, verb, question).await {
+                match answer(engine, operation, check_request).await {
                     Ok(answer) => results.extend_from_slice(answer.json()),
                     Err(error) => {
                         results.extend_from_slice(
@@ -292,33 +298,37 @@ pub(crate) async fn decide(
     }
 }
 
-async fn answer(engine: &Engine, verb: Verb, question: &Question) -> Result<Answer, EngineError> {
-    let op = verb.op();
-    match &question.about {
-        About::Key { key, brought } => {
-            let limits = &brought.limits;
-            let mut check = Check::of(op).charge(key, limits, question.cost);
+async fn answer(
+    engine: &Engine,
+    operation: Operation,
+    check_request: &CheckRequest,
+) -> Result<CheckResponse, EngineError> {
+    let op = operation.op();
+    match &check_request.about {
+        CheckSubject::Key { key, parsed } => {
+            let limits = &parsed.limits;
+            let mut check = Check::of(op).charge(key, limits, check_request.cost);
             if op == Op::Settle {
-                check = check.reserving(question.reserved);
+                check = check.reserving(check_request.reserved);
             }
-            if let Some(id) = question.id {
+            if let Some(id) = check_request.id {
                 check = check.with_id(id);
             }
             let decision = engine.check(&check).await?;
-            Ok(Answer::of_key(
-                question,
-                verb.name(),
-                brought,
+            Ok(CheckResponse::of_key(
+                check_request,
+                operation.name(),
+                parsed,
                 &decision,
                 engine.settings().response_options().headers,
             ))
         }
-        About::Attributes(attributes) => {
-            let matches = engine.matching(&attributes[..], question.cost)?;
-            let ruling = engine.check_rules(op, matches, question.id).await?;
-            let answer = Answer::of_rules(
-                question,
-                verb.name(),
+        CheckSubject::Attributes(attributes) => {
+            let matches = engine.matching(&attributes[..], check_request.cost)?;
+            let ruling = engine.check_rules(op, matches, check_request.id).await?;
+            let answer = CheckResponse::of_rules(
+                check_request,
+                operation.name(),
                 &ruling,
                 engine.settings().response_options(),
             );
@@ -327,12 +337,12 @@ async fn answer(engine: &Engine, verb: Verb, question: &Question) -> Result<Answ
                 None => answer,
             })
         }
-        About::Reset(target) => Ok(Answer::of_reset(&engine.reset(target).await?)),
+        CheckSubject::Reset(target) => Ok(CheckResponse::of_reset(&engine.reset(target).await?)),
     }
 }
 
 /// Envoy's rate limit service as JSON.
-async fn envoy(State(engine): State<Engine>, Sent(body): Sent) -> Response<Body> {
+async fn envoy(State(engine): State<Engine>, BodyBytes(body): BodyBytes) -> Response<Body> {
     let (status, body) = crate::grpc::json::answer(&engine, &body).await;
     let mut response = reply::json(body.into_bytes());
     *response.status_mut() = status;
@@ -354,20 +364,20 @@ fn failure(error: &EngineError) -> Response<Body> {
 }
 
 /// `GET /readyz`. A request by a web page of another site gets no details.
-async fn ready(State(desk): State<Desk>, uri: Uri, headers: HeaderMap) -> Response<Body> {
-    let is_brief = browser::foreign(Some(&desk.guard.hosts()), &uri, &headers).is_some();
-    Readiness::of(&desk.engine, &desk.health).await.into_response(is_brief)
+async fn ready(State(state): State<HttpState>, uri: Uri, headers: HeaderMap) -> Response<Body> {
+    let is_brief = browser::foreign(Some(&state.guard.hosts()), &uri, &headers).is_some();
+    Readiness::of(&state.engine, &state.health).await.into_response(is_brief)
 }
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use self::forward::answer_to;
 
-/// For fuzzing: what each path answers to these bytes, as status and body.
+/// For fuzzing: status and body of the response of each operation.
 #[cfg(feature = "fuzzing")]
 pub(crate) async fn answer_every_verb(engine: &Engine, bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let mut answers = Vec::new();
-    for (_, verb) in Verb::ALL {
-        let response = decide(engine, verb, bytes, None).await;
+    for (_, operation) in Operation::ALL {
+        let response = decide(engine, operation, bytes, None).await;
         let status = response.status().as_u16();
         let body =
             axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body in memory");

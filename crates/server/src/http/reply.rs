@@ -1,4 +1,4 @@
-//! Decisions into JSON, headers and status.
+//! Writes decisions as JSON, headers and status.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -12,7 +12,7 @@ use tidegate::http::denial::{self, DenialResponse};
 use tidegate::http::headers::{self, Draft, HeaderFamilies};
 use tidegate::{Decision, Limit, Source, StoreError, Verdict};
 
-use super::request::{About, Brought, Question};
+use super::request::{CheckRequest, CheckSubject, ParsedLimits};
 use crate::digits;
 use crate::engine::{Engine, EngineError};
 use crate::problem::{PROBLEM, mistake, string};
@@ -34,64 +34,66 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// As many headers most decisions have.
+/// The number of headers of most decisions.
 const MOST: usize = 7;
 
-/// What was decided about one question, ready to be written.
+/// The response to one check, ready to be written.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct CheckResponse {
     pub(crate) allowed: bool,
     json: Vec<u8>,
     headers: HeaderMap,
-    /// Why it was denied, if it was, and by which policies.
+    /// The reason of a denial, and the policies that deny.
     reason: denial::DenialReason,
     violated: Vec<String>,
 }
 
-impl Answer {
-    /// The answer to a question about a key.
+impl CheckResponse {
+    /// The response to a check of a key.
     pub(crate) fn of_key(
-        question: &Question,
+        check_request: &CheckRequest,
         op: &str,
-        brought: &Brought,
+        parsed: &ParsedLimits,
         decision: &Decision,
         families: HeaderFamilies,
-    ) -> Answer {
+    ) -> CheckResponse {
         let mut json = Vec::with_capacity(640);
         json.extend_from_slice(b"{\"t_us\":");
         digits::push(&mut json, decision.at().as_micros());
-        if let About::Key { key, .. } = &question.about {
+        if let CheckSubject::Key { key, .. } = &check_request.about {
             json.extend_from_slice(b",\"key\":");
             text(&mut json, key);
         }
-        begin(&mut json, b',', question, op);
+        begin(&mut json, b',', check_request, op);
         json.extend_from_slice(b",\"limit\":");
-        text(&mut json, &brought.text);
+        text(&mut json, &parsed.text);
         json.push(b',');
         numbers(&mut json, decision.allowed(), decision.allowed(), decision.binding());
-        let own = brought.charges.iter();
+        let own = parsed.charges.iter();
         charges(
             &mut json,
-            own.map(|(name, times)| (None, name.as_str(), question.cost.saturating_mul(*times))),
+            own.map(|(name, times)| {
+                (None, name.as_str(), check_request.cost.saturating_mul(*times))
+            }),
             decision,
         );
-        if let ("reset", About::Key { key, .. }) = (op, &question.about) {
+        if let ("reset", CheckSubject::Key { key, .. }) = (op, &check_request.about) {
             json.extend_from_slice(b",\"reset\":[{\"key\":");
             text(&mut json, key);
             json.extend_from_slice(b",\"limit\":");
-            text(&mut json, &brought.text);
+            text(&mut json, &parsed.text);
             json.extend_from_slice(b"}]");
         }
-        end(&mut json, question, Some(decision));
-        let names = || brought.charges.iter().map(|(name, _)| name.as_str());
+        end(&mut json, check_request, Some(decision));
+        let names = || parsed.charges.iter().map(|(name, _)| name.as_str());
         let headers = headers_of(
             decision,
             families,
-            |draft| brought.policy(draft),
+            |draft| parsed.policy(draft),
             names().zip(decision.charges()),
         );
         let violated = violated(decision, names());
-        Answer {
+        CheckResponse {
             allowed: decision.allowed(),
             json,
             headers,
@@ -100,13 +102,13 @@ impl Answer {
         }
     }
 
-    /// The answer to a question about attributes: the whole decision, for callers of the check API.
+    /// The response to a check of attributes: the complete decision, for callers of the check API.
     pub(crate) fn of_rules(
-        question: &Question,
+        check_request: &CheckRequest,
         op: &str,
         ruling: &Ruling,
         response_options: ResponseOptions,
-    ) -> Answer {
+    ) -> CheckResponse {
         let decision = ruling.decision.as_ref();
         let mut json = Vec::with_capacity(640);
         json.push(b'{');
@@ -115,10 +117,10 @@ impl Answer {
             digits::push(&mut json, decision.at().as_micros());
             json.push(b',');
         }
-        begin(&mut json, b' ', question, op);
+        begin(&mut json, b' ', check_request, op);
         let limits: Vec<String> =
             ruling.charges.iter().map(|charge| charge.limit.to_string()).collect();
-        // Who lets nothing pass binds before any limit.
+        // A rule with `limit: deny` binds before any limit.
         let binding = ruling.refused_by.as_ref().or(ruling.exempted_by.as_ref());
         let binding = binding.or(ruling.binding().map(|(charge, _)| &charge.rule));
         if let Some(rule) = binding {
@@ -163,9 +165,9 @@ impl Answer {
             }
             json.push(b']');
         }
-        end(&mut json, question, decision);
+        end(&mut json, check_request, decision);
         let names = headers::names(&limits_of(ruling));
-        let mut answer = Answer {
+        let mut answer = CheckResponse {
             allowed: ruling.allowed,
             json,
             headers: HeaderMap::new(),
@@ -175,7 +177,7 @@ impl Answer {
                 .unwrap_or_default(),
         };
         match (&ruling.refused_by, decision) {
-            // What is left of other budgets is not why.
+            // Other budgets are not the reason.
             (Some(rule), _) => {
                 answer.reason = denial::DenialReason::Rule(
                     rule.deny_status.unwrap_or(response_options.deny_status),
@@ -196,8 +198,8 @@ impl Answer {
         answer
     }
 
-    /// The answer to a reset of budgets of rules: a list of them.
-    pub(crate) fn of_reset(emptied: &[Emptied]) -> Answer {
+    /// The response to a reset: the budgets.
+    pub(crate) fn of_reset(emptied: &[Emptied]) -> CheckResponse {
         let reset = emptied.iter().map(|Emptied { rule, by }| {
             let by: BTreeMap<&str, &Option<String>> =
                 by.iter().map(|(name, value)| (&**name, value)).collect();
@@ -205,7 +207,7 @@ impl Answer {
         });
         let reset: Vec<String> = reset.collect();
         let json = format!(r#"{{"op":"reset","reset":[{}]}}"#, reset.join(",")).into_bytes();
-        Answer {
+        CheckResponse {
             allowed: true,
             json,
             headers: HeaderMap::new(),
@@ -214,8 +216,8 @@ impl Answer {
         }
     }
 
-    /// The same answer with a warning as its last member.
-    pub(crate) fn with_warning(mut self, why: &str) -> Answer {
+    /// Adds a warning as the last member.
+    pub(crate) fn with_warning(mut self, why: &str) -> CheckResponse {
         debug_assert_eq!(self.json.last(), Some(&b'}'), "an answer is an object");
         self.json.pop();
         self.json.extend_from_slice(b",\"warning\":");
@@ -228,9 +230,9 @@ impl Answer {
         &self.json
     }
 
-    /// 200 with the decision; or, if it was denied, 429 (403 by a rule that lets nothing pass) with
-    /// the problem and the decision in it, the decision alone, or a line of text, whichever is
-    /// accepted. Who accepts anything gets what the setting says.
+    /// 200 with the decision. A denial is 429 (403 by a rule with `limit: deny`) with the problem
+    /// and the decision in it, the decision, or a line of text, as `accept` asks; `setting` decides
+    /// for clients that accept anything.
     pub(crate) fn into_response(
         self,
         setting: denial::DenialFormat,
@@ -261,7 +263,7 @@ impl Answer {
     }
 }
 
-/// Why a decision denies, if it does.
+/// The reason of a denial by limits.
 fn quota(decision: Option<&Decision>) -> denial::DenialReason {
     denial::DenialReason::Quota { retry_after_secs: decision.and_then(headers::retry_after_secs) }
 }
@@ -275,7 +277,7 @@ fn limits_of(ruling: &Ruling) -> Vec<(&str, &Limit)> {
     ruling.charges.iter().map(|charge| (&*charge.rule.name, &charge.limit)).collect()
 }
 
-/// What `RateLimit-Policy` says about charges of these names.
+/// The value of `RateLimit-Policy` for charges of these names.
 fn policies<'a>(
     ruling: &'a Ruling,
     names: &'a [Cow<'a, str>],
@@ -287,7 +289,7 @@ fn policies<'a>(
     }
 }
 
-/// The headers that a client reads whose request the rules allow, one after the other.
+/// Writes the headers for a client whose request the rules allow.
 pub(crate) fn tell(
     ruling: &Ruling,
     families: HeaderFamilies,
@@ -307,8 +309,7 @@ pub(crate) fn tell(
     }
 }
 
-/// The same as [`policy`], for one limit. It does not change from request to request, so the last
-/// one is kept.
+/// [`policy`] of one limit. It rarely changes, so the last one is cached.
 fn policy_of(draft: Draft, charged: &Charged) -> Option<HeaderValue> {
     type Last = Option<(Draft, Arc<Rule>, Limit, HeaderValue)>;
     thread_local! {
@@ -328,7 +329,7 @@ fn policy_of(draft: Draft, charged: &Charged) -> Option<HeaderValue> {
     })
 }
 
-/// The answer to a gateway whose client's request the rules allow: 204 and the headers.
+/// The response to a gateway whose client's request the rules allow: 204 and the headers.
 pub(crate) fn pass(ruling: &Ruling, families: HeaderFamilies) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
@@ -338,9 +339,9 @@ pub(crate) fn pass(ruling: &Ruling, families: HeaderFamilies) -> Response<Body> 
     response
 }
 
-/// The answer to a client of the proxy or of a gateway whose request the rules deny: which policies
-/// denied, and when to try again. The whole decision is for callers of the check API. Without a
-/// store, under a rule that then lets nothing pass, it is the answer to a [failure](unanswered).
+/// The response to a client of the proxy or of a gateway whose request the rules deny: which
+/// policies deny, and when to retry. Only callers of the check API get the complete decision.
+/// Without a store, a rule whose policy is then `closed` answers as a [failure](unanswered).
 pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) -> Response<Body> {
     let response_options = engine.settings().response_options();
     let reply = match (&ruling.refused_by, &ruling.decision) {
@@ -373,8 +374,8 @@ pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) ->
     response
 }
 
-/// The answer to a client of the proxy or of a gateway about whose request there is no decision.
-/// What it says of the store and the rules is in the log.
+/// The response to a client of the proxy or of a gateway if there is no decision. The log has the
+/// reason.
 pub(crate) fn unanswered(error: &EngineError) -> Response<Body> {
     match error {
         EngineError::Cost(invalid) => mistake(StatusCode::BAD_REQUEST, &invalid.for_client()),
@@ -393,14 +394,14 @@ fn unavailable() -> Response<Body> {
     response
 }
 
-/// JSON that is no decision.
+/// A response with JSON that is not a decision.
 pub(crate) fn json(body: impl Into<Body>) -> Response<Body> {
     let mut response = Response::new(body.into());
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response
 }
 
-/// The decision with what makes it a problem before it.
+/// The decision with the members of a problem before it.
 fn problem(decision: &[u8], reason: denial::DenialReason, violated: &[String]) -> Vec<u8> {
     let mut body = Vec::with_capacity(decision.len() + 256);
     for part in
@@ -421,20 +422,20 @@ fn problem(decision: &[u8], reason: denial::DenialReason, violated: &[String]) -
     body
 }
 
-/// `"cost":1,"op":"check"`, after a comma if something stands before it.
-fn begin(out: &mut Vec<u8>, before: u8, question: &Question, op: &str) {
+/// Writes `"cost":1,"op":"check"`, after a comma if `before` is one.
+fn begin(out: &mut Vec<u8>, before: u8, check_request: &CheckRequest, op: &str) {
     if before == b',' {
         out.push(before);
     }
     out.extend_from_slice(b"\"cost\":");
-    digits::push(out, question.cost);
+    digits::push(out, check_request.cost);
     out.extend_from_slice(b",\"op\":\"");
     out.extend_from_slice(op.as_bytes());
     out.push(b'"');
 }
 
-/// The members every answer has, in the order every JSON answer has them. What can `ever` pass has
-/// a time at which it would.
+/// Writes the members of every response, in their order. If `ever` is false, there is no time to
+/// retry.
 fn numbers(out: &mut Vec<u8>, allowed: bool, ever: bool, verdict: &Verdict) {
     out.extend_from_slice(if allowed {
         b"\"allowed\":true,\"granted\":"
@@ -455,7 +456,7 @@ fn numbers(out: &mut Vec<u8>, allowed: bool, ever: bool, verdict: &Verdict) {
     digits::push(out, verdict.next_after_us);
 }
 
-/// Every charge: its rule if it has one, its limit, what it cost.
+/// Writes every charge: its rule, if it has one, its limit and its cost.
 fn charges<'a>(
     out: &mut Vec<u8>,
     charges: impl Iterator<Item = (Option<&'a str>, &'a str, u64)>,
@@ -486,8 +487,8 @@ fn charges<'a>(
     out.push(b']');
 }
 
-fn end(out: &mut Vec<u8>, question: &Question, decision: Option<&Decision>) {
-    if let Some(id) = question.id {
+fn end(out: &mut Vec<u8>, check_request: &CheckRequest, decision: Option<&Decision>) {
+    if let Some(id) = check_request.id {
         out.extend_from_slice(b",\"id\":");
         digits::push(out, id.0);
     }
@@ -506,9 +507,8 @@ pub(crate) fn policy(draft: Draft, named: &[(&str, &Limit)]) -> Option<HeaderVal
     HeaderValue::try_from(text).ok()
 }
 
-/// The headers of a decision whose charges have these names, in these families, `Retry-After` on a
-/// denial, and whether the store had no part in it: for callers of the check API, who alone are
-/// told that.
+/// The headers of a decision whose charges have these names, `Retry-After` on a denial, and, for
+/// callers of the check API, whether the decision is a fallback.
 fn headers_of<'a>(
     decision: &Decision,
     families: HeaderFamilies,
@@ -559,7 +559,7 @@ fn each<'a>(
     put(header::RETRY_AFTER, headers::retry_after_secs(decision).map(Into::into));
 }
 
-/// Whose limits denied it.
+/// The names of the limits that deny.
 fn violated<'a>(decision: &Decision, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     if decision.allowed() {
         return Vec::new();

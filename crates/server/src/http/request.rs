@@ -1,4 +1,4 @@
-//! JSON into questions.
+//! Parses check requests in JSON.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,10 +26,10 @@ pub const MAX_BATCH: usize = 1000;
 pub const MAX_ATTRIBUTES: usize = 64;
 /// How much of what was sent an error repeats, in characters.
 const MAX_SHOWN: usize = 128;
-/// How many limits that callers brought are remembered on each thread.
+/// How many parsed limits each thread caches.
 const REMEMBERED: usize = 8;
 
-/// A body as it is sent: one question, or a batch of them.
+/// A body: one check, or a batch of them.
 #[derive(Deserialize, Debug, Default)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Body {
@@ -54,8 +54,8 @@ struct Attributes(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for Attributes {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
+        struct ObjectVisitor;
+        impl<'de> Visitor<'de> for ObjectVisitor {
             type Value = Attributes;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -79,19 +79,18 @@ impl<'de> Deserialize<'de> for Attributes {
                 Ok(Attributes(attributes))
             }
         }
-        from.deserialize_map(Members)
+        from.deserialize_map(ObjectVisitor)
     }
 }
 
-/// A body that is written as an object, and not as a list of its values, which would be taken
-/// otherwise.
+/// A body that is an object. serde would also accept a list of its values.
 #[derive(Debug)]
 struct Object(Body);
 
 impl<'de> Deserialize<'de> for Object {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
+        struct ObjectVisitor;
+        impl<'de> Visitor<'de> for ObjectVisitor {
             type Value = Object;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,14 +101,14 @@ impl<'de> Deserialize<'de> for Object {
                 Body::deserialize(MapAccessDeserializer::new(map)).map(Object)
             }
         }
-        from.deserialize_map(Members)
+        from.deserialize_map(ObjectVisitor)
     }
 }
 
-/// A whole number, or nothing.
-struct Whole;
+/// A whole number, or null.
+struct WholeNumber;
 
-impl<'de> Visitor<'de> for Whole {
+impl<'de> Visitor<'de> for WholeNumber {
     type Value = Option<u64>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -134,57 +133,57 @@ impl<'de> Visitor<'de> for Whole {
 }
 
 fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    from.deserialize_any(Whole)
+    from.deserialize_any(WholeNumber)
 }
 
-/// One question.
+/// One check.
 #[derive(Debug, Clone)]
-pub(crate) struct Question {
-    pub(crate) about: About,
+pub(crate) struct CheckRequest {
+    pub(crate) about: CheckSubject,
     pub(crate) cost: u64,
     pub(crate) reserved: u64,
     pub(crate) id: Option<Id>,
 }
 
-/// What it is about.
+/// What a check charges.
 #[derive(Debug, Clone)]
-pub(crate) enum About {
-    /// A key, under limits that the caller brings.
+pub(crate) enum CheckSubject {
+    /// A key under limits of the caller.
     Key {
         /// The key.
         key: String,
         /// The limits.
-        brought: Arc<Brought>,
+        parsed: Arc<ParsedLimits>,
     },
-    /// Whatever the rules say about these attributes.
+    /// The rules that match these attributes.
     Attributes(Vec<(String, String)>),
     /// Budgets of rules, to be reset.
     Reset(Target),
 }
 
-/// Limits that a caller brought, with what every answer says about them.
+/// Limits of a caller, and their text in responses.
 #[derive(Debug)]
-pub(crate) struct Brought {
-    /// As they were written.
+pub(crate) struct ParsedLimits {
+    /// Their text in the request.
     pub(crate) text: String,
     pub(crate) limits: Limits,
-    /// Each charge: how its limit is written in the notation, and how often.
+    /// Each charge: its limit in the notation, and how often it occurs.
     pub(crate) charges: Vec<(String, u64)>,
-    /// What `RateLimit-Policy` says, in draft 10 and in draft 7.
+    /// `RateLimit-Policy` in draft 10 and in draft 7.
     policies: [Option<HeaderValue>; 2],
 }
 
-impl Brought {
-    /// What `RateLimit-Policy` says.
+impl ParsedLimits {
+    /// The value of `RateLimit-Policy`.
     pub(crate) fn policy(&self, draft: Draft) -> Option<HeaderValue> {
         self.policies[usize::from(draft == Draft::Seven)].clone()
     }
 
-    /// Reads limits. Those that were read last on this thread are remembered: most callers bring
-    /// the same ones again and again, and reading and naming them costs more than deciding.
-    fn read(text: String) -> Result<Arc<Brought>, String> {
+    /// Parses limits. The last ones on this thread are cached: most callers repeat them, and
+    /// parsing costs more than deciding.
+    fn read(text: String) -> Result<Arc<ParsedLimits>, String> {
         thread_local! {
-            static LAST: RefCell<VecDeque<Arc<Brought>>> = RefCell::default();
+            static LAST: RefCell<VecDeque<Arc<ParsedLimits>>> = RefCell::default();
         }
         let known =
             LAST.with_borrow(|last| last.iter().find(|known| known.text == text).map(Arc::clone));
@@ -210,27 +209,27 @@ impl Brought {
             .map(|((name, _), (limit, _))| (name.as_str(), *limit))
             .collect();
         let policies = [Draft::Ten, Draft::Seven].map(|draft| policy(draft, &named));
-        let brought = Arc::new(Brought { text, limits, charges, policies });
+        let parsed = Arc::new(ParsedLimits { text, limits, charges, policies });
         LAST.with_borrow_mut(|last| {
             last.truncate(REMEMBERED - 1);
-            last.push_front(Arc::clone(&brought));
+            last.push_front(Arc::clone(&parsed));
         });
-        Ok(brought)
+        Ok(parsed)
     }
 }
 
-/// One question or several.
+/// One check or several.
 #[derive(Debug)]
-pub(crate) enum Asked {
-    One(Question),
-    Batch(Vec<Question>),
+pub(crate) enum CheckBody {
+    One(CheckRequest),
+    Batch(Vec<CheckRequest>),
 }
 
-/// What is wrong with a body, and where.
+/// The error for an invalid body, with its place.
 fn mistake_in(bytes: &[u8], error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     if error.is_data() {
-        // Read once more with a record of where it is: bodies with mistakes are rare.
+        // Parse again and record the path: invalid bodies are rare.
         let again = serde_path_to_error::deserialize::<_, Object>(
             &mut serde_json::Deserializer::from_slice(bytes),
         );
@@ -279,11 +278,11 @@ fn place_of(path: &serde_path_to_error::Path, without_name: bool) -> String {
     }
 }
 
-/// Reads a body.
-pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
+/// Parses a body.
+pub(crate) fn read(bytes: &[u8], operation: Operation) -> Result<CheckBody, String> {
     let Object(body) = serde_json::from_slice(bytes).map_err(|error| mistake_in(bytes, &error))?;
     match body.checks {
-        None => body.question(verb, "").map(Asked::One),
+        None => body.check_request(operation, "").map(CheckBody::One),
         Some(_) if body.is_question() => {
             Err("checks stands beside other members: expected checks alone".into())
         }
@@ -291,11 +290,11 @@ pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
             Err(format!("checks has {} items: expected 1 to {MAX_BATCH}", checks.len()))
         }
         Some(checks) => {
-            let questions = checks.into_iter().enumerate();
-            questions
-                .map(|(at, Object(one))| one.question(verb, &format!("checks[{at}].")))
+            let requests = checks.into_iter().enumerate();
+            requests
+                .map(|(at, Object(one))| one.check_request(operation, &format!("checks[{at}].")))
                 .collect::<Result<_, _>>()
-                .map(Asked::Batch)
+                .map(CheckBody::Batch)
         }
     }
 }
@@ -326,14 +325,14 @@ fn target(
 }
 
 impl Body {
-    /// Whether it has members of a question by itself.
+    /// Whether it has members of a single check.
     fn is_question(&self) -> bool {
         let Body { key, limit, attributes, rule, by, cost: _, reserved: _, id: _, checks: _ } =
             self;
         key.is_some() || limit.is_some() || attributes.is_some() || rule.is_some() || by.is_some()
     }
 
-    fn question(self, verb: Verb, place: &str) -> Result<Question, String> {
+    fn check_request(self, operation: Operation, place: &str) -> Result<CheckRequest, String> {
         if self.checks.is_some() {
             return Err(format!("{place}checks: expected no batch within a batch"));
         }
@@ -348,21 +347,21 @@ impl Body {
             }
         }
         let names_rule = self.rule.is_some() || self.by.is_some();
-        if names_rule && verb != Verb::Reset {
+        if names_rule && operation != Operation::Reset {
             return Err(format!(
                 "{place}rule and by are for /v1/reset: expected key and limit, or attributes"
             ));
         }
         let about = match (self.key, self.limit, self.attributes) {
             (None, None, attributes)
-                if names_rule || (verb == Verb::Reset && attributes.is_some()) =>
+                if names_rule || (operation == Operation::Reset && attributes.is_some()) =>
             {
                 if self.cost.or(self.reserved).or(self.id).is_some() {
                     return Err(format!(
                         "{place}cost, reserved or id stands beside rule or attributes: a reset takes none"
                     ));
                 }
-                About::Reset(
+                CheckSubject::Reset(
                     target(self.rule, self.by, attributes)
                         .map_err(|problem| format!("{place}{problem}"))?,
                 )
@@ -372,11 +371,13 @@ impl Body {
                     "{place}rule or by stands beside key or limit: expected one or the other"
                 ));
             }
-            (Some(key), Some(text), None) => About::Key {
+            (Some(key), Some(text), None) => CheckSubject::Key {
                 key,
-                brought: Brought::read(text).map_err(|problem| format!("{place}{problem}"))?,
+                parsed: ParsedLimits::read(text).map_err(|problem| format!("{place}{problem}"))?,
             },
-            (None, None, Some(attributes)) => About::Attributes(attributes.0.into_iter().collect()),
+            (None, None, Some(attributes)) => {
+                CheckSubject::Attributes(attributes.0.into_iter().collect())
+            }
             (Some(_), None, None) => {
                 return Err(format!(
                     "{place}limit is missing: expected one such as \"10/s; 120/m\""
@@ -385,7 +386,7 @@ impl Body {
             (None, Some(_), None) => {
                 return Err(format!("{place}key is missing: expected whose budget it is"));
             }
-            (None, None, None) if verb == Verb::Reset => {
+            (None, None, None) if operation == Operation::Reset => {
                 return Err(format!(
                     "{place}rule is missing: expected rule and by, attributes, or key and limit"
                 ));
@@ -401,25 +402,25 @@ impl Body {
                 ));
             }
         };
-        let id = match (self.id, verb) {
+        let id = match (self.id, operation) {
             (Some(0), _) => return Err(format!("{place}id is 0: expected a positive number")),
             (Some(id), _) => Some(Id(id)),
-            (None, Verb::Settle | Verb::Release) => {
+            (None, Operation::Settle | Operation::Release) => {
                 return Err(format!(
                     "{place}id is missing: expected the id that reserve or lease answered"
                 ));
             }
-            (None, Verb::Reserve | Verb::Lease) => Some(fresh_id()),
+            (None, Operation::Reserve | Operation::Lease) => Some(fresh_id()),
             (None, _) => None,
         };
-        let cost = self.cost.unwrap_or(u64::from(verb != Verb::Reset));
-        Ok(Question { about, cost, reserved: self.reserved.unwrap_or(0), id })
+        let cost = self.cost.unwrap_or(u64::from(operation != Operation::Reset));
+        Ok(CheckRequest { about, cost, reserved: self.reserved.unwrap_or(0), id })
     }
 }
 
-/// What to do, by the last part of the path.
+/// An operation, as the last part of its path names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verb {
+pub(crate) enum Operation {
     Check,
     Peek,
     Take,
@@ -432,41 +433,44 @@ pub(crate) enum Verb {
     Release,
 }
 
-impl Verb {
-    pub(crate) const ALL: [(&'static str, Verb); 10] = [
-        ("check", Verb::Check),
-        ("peek", Verb::Peek),
-        ("take", Verb::Take),
-        ("debit", Verb::Debit),
-        ("refund", Verb::Refund),
-        ("reset", Verb::Reset),
-        ("reserve", Verb::Reserve),
-        ("settle", Verb::Settle),
-        ("lease", Verb::Lease),
-        ("release", Verb::Release),
+impl Operation {
+    pub(crate) const ALL: [(&'static str, Operation); 10] = [
+        ("check", Operation::Check),
+        ("peek", Operation::Peek),
+        ("take", Operation::Take),
+        ("debit", Operation::Debit),
+        ("refund", Operation::Refund),
+        ("reset", Operation::Reset),
+        ("reserve", Operation::Reserve),
+        ("settle", Operation::Settle),
+        ("lease", Operation::Lease),
+        ("release", Operation::Release),
     ];
 
-    /// The one that is asked at this path.
-    pub(crate) fn at(path: &str) -> Option<Verb> {
+    /// The operation of this path.
+    pub(crate) fn at(path: &str) -> Option<Operation> {
         let own = path.strip_prefix("/v1/")?;
-        Verb::ALL.iter().find(|(name, _)| *name == own).map(|(_, verb)| *verb)
+        Operation::ALL.iter().find(|(name, _)| *name == own).map(|(_, operation)| *operation)
     }
 
     /// As in the path.
     pub(crate) fn name(self) -> &'static str {
-        Verb::ALL.iter().find(|(_, verb)| *verb == self).map_or("check", |(name, _)| name)
+        Operation::ALL
+            .iter()
+            .find(|(_, operation)| *operation == self)
+            .map_or("check", |(name, _)| name)
     }
 
     pub(crate) fn op(self) -> Op {
         match self {
-            Verb::Check | Verb::Reserve | Verb::Lease => Op::Check,
-            Verb::Peek => Op::Peek,
-            Verb::Take => Op::Take,
-            Verb::Debit => Op::Debit,
-            Verb::Refund => Op::Refund,
-            Verb::Reset => Op::Reset,
-            Verb::Settle => Op::Settle,
-            Verb::Release => Op::Release,
+            Operation::Check | Operation::Reserve | Operation::Lease => Op::Check,
+            Operation::Peek => Op::Peek,
+            Operation::Take => Op::Take,
+            Operation::Debit => Op::Debit,
+            Operation::Refund => Op::Refund,
+            Operation::Reset => Op::Reset,
+            Operation::Settle => Op::Settle,
+            Operation::Release => Op::Release,
         }
     }
 }

@@ -1,13 +1,13 @@
-//! How much work a connection of HTTP/2 may ask for without asking for anything.
+//! A budget of HTTP/2 frames that belong to no request.
 //!
-//! A PING of seventeen bytes is answered, an empty SETTINGS of nine is acknowledged, and a million
-//! of either a second can be sent by somebody whom that costs nothing. The rest of HTTP is bounded
-//! by its streams; these frames belong to none. So each connection has an allowance for them. It
-//! grows with time, with requests, and with what the other side takes of its answers, since each of
-//! these has frames of its own that come along. When the allowance is used up, the connection is
-//! not read from until it has grown again: whoever sends too much waits, and only he.
+//! A PING of 17 bytes is answered, an empty SETTINGS of 9 is acknowledged, and a client can send a
+//! million of either per second at no cost. Stream limits bound the rest of HTTP; these frames
+//! belong to no stream. So each connection has a budget for them, which grows with time, with
+//! requests, and with the response bytes that the client reads, since each of these has such frames
+//! of its own. When the budget is exhausted, the connection is not read until it has grown again.
+//! Other connections are not affected.
 //!
-//! And whatever a connection asks for, others have their turn after so many frames of it.
+//! Independently of it, other tasks run after a number of frames of one connection.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,21 +16,20 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Frames about nothing at once, and in a second.
+/// The largest budget, and its growth per second, in frames.
 pub(crate) const MAX_FRAMES: i64 = 1000;
-/// Bytes of answers that come with a frame about nothing: windows are opened again every few of
-/// these.
+/// Response bytes that earn one frame: clients open a window every few of these.
 const BYTES_PER_FRAME: u64 = 1 << 10;
-/// Frames of one connection that are read before others have their turn, about;
+/// About how many frames of one connection are read before other tasks run,
 const FRAMES_PER_TURN: usize = 64;
-/// in bytes, which is all that is known before they are read.
+/// and the bounds of that in bytes, which are all that is known before frames are read.
 const TURN_BYTES: std::ops::RangeInclusive<usize> = 1 << 10..=32 << 10;
-/// How long whoever has used up all waits at least.
+/// The shortest pause after the budget is exhausted.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What opens a connection of HTTP/2.
+/// The first bytes of an HTTP/2 connection.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The length of the head of a frame.
+/// The length of a frame header.
 const HEAD_BYTES: usize = 9;
 
 const DATA: u8 = 0;
@@ -39,41 +38,41 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// Finds the frames in what arrives behind the preface, wherever it is cut.
+/// Finds frames in the bytes behind the preface, however they are cut.
 #[derive(Debug, Default)]
-struct Frames {
-    /// Bytes until the next head.
+struct FrameReader {
+    /// Bytes until the next frame header.
     skip: usize,
     head: [u8; HEAD_BYTES],
-    /// How much of the head is here.
+    /// How many bytes of the frame header have arrived.
     have: usize,
-    /// The last frame was a part of the head of a request.
+    /// The last frame is part of the head of a request.
     is_of_head: bool,
-    /// That head goes on in the next frame.
+    /// That head continues in the next frame.
     goes_on: bool,
-    /// How often nothing was left open: see [`Frames::open`].
+    /// How often nothing was incomplete: see `FrameReader::open`.
     closed: u64,
 }
 
-/// What some bytes were about.
+/// The frames found in some bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Found {
+struct FrameCounts {
     frames: usize,
     requests: i64,
-    /// Frames about nothing: no request, no data.
+    /// FrameReader without request or data.
     idle: i64,
 }
 
-impl Frames {
-    /// If the head of a request, or the nine bytes before any frame, have begun to come and are not
-    /// all here: which one it is since the connection was opened.
+impl FrameReader {
+    /// The number of the request head or frame header that has arrived in part, since the
+    /// connection was opened.
     fn open(&self) -> Option<u64> {
         let is_open = self.have > 0 || self.goes_on || self.is_of_head && self.skip > 0;
         is_open.then_some(self.closed)
     }
 
-    fn find(&mut self, mut bytes: &[u8]) -> Found {
-        let mut found = Found::default();
+    fn find(&mut self, mut bytes: &[u8]) -> FrameCounts {
+        let mut found = FrameCounts::default();
         loop {
             let skipped = self.skip.min(bytes.len());
             (self.skip, bytes) = (self.skip - skipped, &bytes[skipped..]);
@@ -104,31 +103,31 @@ impl Frames {
     }
 }
 
-/// What is left of the allowance of one connection.
+/// The frame budget of one connection.
 #[derive(Debug)]
-pub(crate) struct Allowance {
-    frames: Frames,
-    /// How many bytes are a turn, if what comes is like what came last.
+pub(crate) struct FrameBudget {
+    frames: FrameReader,
+    /// Bytes per turn, if the next frames have the size of the last.
     turn: usize,
-    /// Bytes that were read in this one.
+    /// Bytes read in this turn.
     read: usize,
-    /// Frames that may still come; fewer than none if more came at once.
+    /// FrameReader left; negative if more arrived together.
     left: i64,
-    /// When it was last seen how much time has passed.
+    /// When the budget last grew.
     grown: Instant,
-    /// What the other side had taken of its answers by then.
+    /// Response bytes that the client had read by then.
     taken: u64,
     pause: Option<Pin<Box<Sleep>>>,
-    /// Whether it was ever used up.
-    pub(crate) was_used_up: bool,
+    /// Whether the budget was ever exhausted.
+    pub(crate) was_exhausted: bool,
 }
 
-impl Allowance {
+impl FrameBudget {
     pub(crate) fn new() -> Self {
         let grown = Instant::now();
         let turn = *TURN_BYTES.end();
-        let frames = Frames::default();
-        Allowance {
+        let frames = FrameReader::default();
+        FrameBudget {
             frames,
             turn,
             read: 0,
@@ -136,23 +135,23 @@ impl Allowance {
             grown,
             taken: 0,
             pause: None,
-            was_used_up: false,
+            was_exhausted: false,
         }
     }
 
-    /// Which head has begun to come and is not all here, if there is one.
+    /// The number of the request head that has arrived in part.
     pub(crate) fn open_head(&self) -> Option<u64> {
         self.frames.open()
     }
 
-    /// It is this connection's turn.
+    /// Starts a turn of this connection.
     pub(crate) fn begin_turn(&mut self) {
         self.read = 0;
     }
 
-    /// These bytes have arrived, and so many were taken of answers since the connection was opened.
+    /// Counts bytes that have arrived; `taken` are the response bytes read so far.
     pub(crate) fn arrived(&mut self, bytes: &[u8], taken: u64) {
-        let Found { frames, requests, idle } = self.frames.find(bytes);
+        let FrameCounts { frames, requests, idle } = self.frames.find(bytes);
         if bytes.is_empty() {
             return;
         }
@@ -165,8 +164,8 @@ impl Allowance {
         }
         self.left -= idle;
         if self.left < 0 {
-            self.was_used_up = true;
-            // Until nothing is owed, and there is something for a while.
+            self.was_exhausted = true;
+            // Pause until the debt is paid and a little budget is there.
             let owed = Duration::from_secs(self.left.unsigned_abs())
                 / u32::try_from(MAX_FRAMES).unwrap_or(u32::MAX);
             self.pause = Some(Box::pin(sleep(owed + PAUSE)));
@@ -181,7 +180,7 @@ impl Allowance {
         self.left = self.left.saturating_add(grown).min(MAX_FRAMES);
     }
 
-    /// How many bytes of the connection may be read; if none, `context` is woken when some may.
+    /// How many bytes of the connection may be read. If none, `context` is woken when some may.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<usize> {
         if let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(context));
@@ -189,8 +188,8 @@ impl Allowance {
         }
         match self.turn.saturating_sub(self.read) {
             0 => {
-                // The rest in the next turn, after the others.
-                super::turns::after_the_others(context);
+                // The rest in the next turn, after other tasks.
+                super::scheduler::yield_to_others(context);
                 Poll::Pending
             }
             left => Poll::Ready(left),
@@ -198,27 +197,27 @@ impl Allowance {
     }
 }
 
-/// The last bytes that were said to a connection of HTTP/2: enough for a GOAWAY with a few words.
+/// The last bytes written to an HTTP/2 connection: enough for a GOAWAY with a few words.
 #[derive(Debug)]
-pub(crate) struct Tail {
+pub(crate) struct LastBytes {
     bytes: [u8; TAIL_BYTES],
 }
 
 const TAIL_BYTES: usize = 96;
 const GOAWAY: u8 = 7;
-/// The reason of a GOAWAY.
+/// The error code ENHANCE_YOUR_CALM.
 const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
-/// A GOAWAY without words: the head, the last stream and the reason.
+/// A GOAWAY without debug data: header, last stream and error code.
 const GOAWAY_BYTES: usize = HEAD_BYTES + 8;
 
-impl Default for Tail {
+impl Default for LastBytes {
     fn default() -> Self {
-        Tail { bytes: [0; TAIL_BYTES] }
+        LastBytes { bytes: [0; TAIL_BYTES] }
     }
 }
 
-impl Tail {
-    /// The first `count` bytes of these pieces were said.
+impl LastBytes {
+    /// Appends the first `count` bytes of these pieces.
     pub(crate) fn add<'a>(&mut self, pieces: impl IntoIterator<Item = &'a [u8]>, count: usize) {
         let mut left = count;
         for piece in pieces {
@@ -233,9 +232,9 @@ impl Tail {
         }
     }
 
-    /// Whether the last frame was a GOAWAY because of too much of something. Mere mistakes are
-    /// another matter: they cost no more than a connection does.
-    pub(crate) fn is_a_reproach(&self) -> bool {
+    /// Whether the last frame is a GOAWAY with ENHANCE_YOUR_CALM. Other errors cost the server no
+    /// more than a connection.
+    pub(crate) fn ends_with_calm_goaway(&self) -> bool {
         (0..=TAIL_BYTES - GOAWAY_BYTES).any(|start| {
             let frame = &self.bytes[start..];
             let length = frame.len() - HEAD_BYTES;
@@ -267,12 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_open_until_its_last_byte_is_here() {
+    fn a_head_is_open_until_its_last_byte() {
         let (settings, data) = (frame(4, 0, 12), frame(DATA, 0, 100));
         let head =
             [frame(HEADERS, 0, 10), frame(CONTINUATION, 0, 0), frame(CONTINUATION, END_HEADERS, 5)]
                 .concat();
-        let mut frames = Frames::default();
+        let mut frames = FrameReader::default();
         assert_eq!(frames.open(), None, "nothing has come");
         frames.find(&settings);
         assert_eq!(frames.open(), None);
@@ -286,7 +285,7 @@ mod tests {
             assert_eq!(open.len(), 1, "it is one head");
             frames.find(&head[head.len() - 1..]);
             assert_eq!(frames.open(), None);
-            // Of data, only what stands before it must come in time.
+            // Of data, only the frame header must arrive in time.
             frames.find(&data[..8]);
             assert!(frames.open().is_some_and(|next| next > open[0]));
             frames.find(&data[8..50]);
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_about_nothing_are_told_from_the_others() {
+    fn frames_without_request_or_data_are_counted() {
         let bytes = opened(&[
             frame(4, 0, 12),            // settings
             frame(HEADERS, 4, 300),     // a request
@@ -310,7 +309,10 @@ mod tests {
             frame(8, 0, 4),   // a window
             frame(200, 0, 1), // whatever that is
         ]);
-        assert_eq!(Frames::default().find(&bytes), Found { frames: 8, requests: 1, idle: 5 });
+        assert_eq!(
+            FrameReader::default().find(&bytes),
+            FrameCounts { frames: 8, requests: 1, idle: 5 }
+        );
     }
 
     proptest! {
@@ -320,12 +322,12 @@ mod tests {
             cuts in prop::collection::vec(1_usize..30, 1..40),
         ) {
             let bytes = opened(&frames.iter().map(|(kind, flags, length)| frame(*kind, *flags, *length)).collect::<Vec<_>>());
-            let whole = Frames::default().find(&bytes);
-            let (mut pieces, mut rest, mut sum) = (Frames::default(), &bytes[..], Found::default());
+            let whole = FrameReader::default().find(&bytes);
+            let (mut pieces, mut rest, mut sum) = (FrameReader::default(), &bytes[..], FrameCounts::default());
             for cut in cuts.iter().cycle() {
                 let (piece, behind) = rest.split_at((*cut).min(rest.len()));
-                let Found { frames, requests, idle } = pieces.find(piece);
-                sum = Found { frames: sum.frames + frames, requests: sum.requests + requests, idle: sum.idle + idle };
+                let FrameCounts { frames, requests, idle } = pieces.find(piece);
+                sum = FrameCounts { frames: sum.frames + frames, requests: sum.requests + requests, idle: sum.idle + idle };
                 rest = behind;
                 if rest.is_empty() {
                     break;
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reproach_is_known_however_it_was_written() {
+    fn a_calm_goaway_is_found_however_it_is_cut() {
         let goaway = |reason: u8, words: &str| {
             let length = u8::try_from(8 + words.len()).unwrap();
             let head = [0, 0, length, GOAWAY, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, reason];
@@ -355,20 +357,20 @@ mod tests {
             let said = [&answers[..], &last].concat();
             for cut in [0, 1, 9, 300, said.len() - 3, said.len()] {
                 let (before, behind) = said.split_at(cut);
-                let mut tail = Tail::default();
+                let mut tail = LastBytes::default();
                 tail.add([before], before.len());
                 tail.add(
                     [&behind[..behind.len() / 2], &behind[behind.len() / 2..], b"not said"],
                     behind.len(),
                 );
-                assert_eq!(tail.is_a_reproach(), expected, "{last:?} cut at {cut}");
+                assert_eq!(tail.ends_with_calm_goaway(), expected, "{last:?} cut at {cut}");
             }
         }
-        assert!(!Tail::default().is_a_reproach(), "nothing was said");
+        assert!(!LastBytes::default().ends_with_calm_goaway(), "nothing was said");
     }
 
-    /// How long these bytes make whoever sends them wait.
-    async fn wait(allowance: &mut Allowance, bytes: &[u8], taken: u64) -> Duration {
+    /// How long the connection is paused for these bytes.
+    async fn wait(allowance: &mut FrameBudget, bytes: &[u8], taken: u64) -> Duration {
         let began = Instant::now();
         allowance.arrived(bytes, taken);
         allowance.begin_turn();
@@ -377,23 +379,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_sends_too_much_about_nothing_waits() {
-        let mut allowance = Allowance::new();
+    async fn an_exhausted_budget_pauses_the_connection() {
+        let mut allowance = FrameBudget::new();
         let pings = |count: usize| frame(PING, 0, 8).repeat(count);
         assert_eq!(wait(&mut allowance, &opened(&[pings(1000)]), 0).await, Duration::ZERO);
-        assert!(!allowance.was_used_up);
+        assert!(!allowance.was_exhausted);
         let began = Instant::now();
         for _ in 0..20 {
             wait(&mut allowance, &pings(500), 0).await;
         }
-        // Ten thousand more, a thousand a second.
+        // Ten thousand more, at a thousand a second.
         let took = began.elapsed();
-        assert!(allowance.was_used_up);
+        assert!(allowance.was_exhausted);
         assert!(
             (Duration::from_millis(9900)..Duration::from_millis(10_500)).contains(&took),
             "{took:?}"
         );
-        // Time brings it back, but not more than there was.
+        // The budget grows with time, up to its maximum.
         tokio::time::sleep(Duration::from_secs(3600)).await;
         assert_eq!(wait(&mut allowance, &pings(1000), 0).await, Duration::ZERO);
         assert!(wait(&mut allowance, &pings(500), 0).await > Duration::from_millis(400));
@@ -401,12 +403,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_turn_is_some_sixty_frames_whatever_their_size() {
-        let may_read = |allowance: &mut Allowance| {
+        let may_read = |allowance: &mut FrameBudget| {
             allowance
                 .poll(&mut Context::from_waker(std::task::Waker::noop()))
                 .map(|bytes| bytes / 100)
         };
-        let mut allowance = Allowance::new();
+        let mut allowance = FrameBudget::new();
         // Requests of fifty bytes, then one that brings a lot of data.
         allowance.arrived(&opened(&[frame(HEADERS, 5, 41).repeat(40)]), 0);
         assert_eq!(
@@ -431,9 +433,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn requests_and_answers_bring_frames_of_their_own() {
-        let mut allowance = Allowance::new();
+        let mut allowance = FrameBudget::new();
         wait(&mut allowance, &opened(&[]), 0).await;
-        // Every request is taken back again.
+        // Every request is reset again.
         let taken_back = [frame(HEADERS, 5, 20), frame(3, 0, 4)].concat().repeat(100);
         for _ in 0..1000 {
             assert_eq!(wait(&mut allowance, &taken_back, 0).await, Duration::ZERO);
@@ -445,6 +447,6 @@ mod tests {
                 Duration::ZERO
             );
         }
-        assert!(!allowance.was_used_up);
+        assert!(!allowance.was_exhausted);
     }
 }

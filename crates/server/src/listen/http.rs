@@ -4,7 +4,7 @@
 //! ```text
 //! let application = Application::new(router, |_path| May::Check.into());
 //! let server = HttpServer::new(application, Protocol::Http, guard, bounds, observer);
-//! entrance.receive(shutdown.clone(), move |visitor| server.clone().serve(visitor, shutdown.clone())).await
+//! listener.serve(shutdown.clone(), move |connection| server.clone().serve(connection, shutdown.clone())).await
 //! ```
 
 use std::borrow::Cow;
@@ -31,9 +31,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
 
-use super::pace::{Awaited, Moved, Pace, Paced};
-use super::turns::{Rounds, Turns};
-use super::{Bounds, Place, SharedBounds, Visitor};
+use super::progress::{Movement, Progress, Tracked, TrackedBody};
+use super::scheduler::{RequestQueue, RequestScheduler};
+use super::{Bounds, Connection, ConnectionSlot, SharedBounds};
 use crate::auth::{Admission, Caller, Guard, May};
 use crate::browser::{self, Foreign, Hosts};
 use crate::guesses::seconds;
@@ -43,25 +43,24 @@ use crate::panics::caught;
 use crate::problem::mistake;
 use crate::protocol::Protocol;
 
-/// The largest head of a request, in bytes; more is answered with 431.
+/// The largest head of a request, in bytes. A larger one gets 431.
 pub const MAX_HEAD_BYTES: usize = 32 << 10;
-/// The longest target of a request, in bytes; more is answered with 414.
+/// The longest target of a request, in bytes. A longer one gets 414.
 pub const MAX_TARGET_BYTES: usize = 8 << 10;
-/// Requests at once on one connection of HTTP/2.
+/// Concurrent requests on one HTTP/2 connection.
 pub const MAX_STREAMS: u32 = 256;
-/// Requests that the other side took back and that still wait to be noticed; more of them end the
-/// connection.
+/// Requests that the client reset and that are not yet cleaned up; more of them end the connection.
 const MAX_TAKEN_BACK: usize = 20;
-/// Requests that we took back because of mistakes; more of them end the connection. Whoever asks
-/// for twice as much at once as he may is forgiven, as he may not have read yet how much that is.
+/// Requests that the server reset because of errors; more of them end the connection. A client that
+/// starts twice the allowed number is accepted, as it may not have read the setting yet.
 const MAX_MISTAKEN: usize = MAX_STREAMS as usize;
-/// Bytes of answers that wait on one stream.
+/// Bytes buffered for one stream.
 const MAX_ANSWERS_BYTES: usize = 64 << 10;
-/// How long after the order to stop a connection without a request is kept, in case one is on its
-/// way. It gets an answer, and the connection ends with it.
+/// How long an idle connection is kept after shutdown has begun, in case a request is on its way.
+/// That request is answered and is the last.
 const LAST_CALL: Duration = Duration::from_millis(300);
 
-/// Browsers must not guess what kind of thing a body is.
+/// Keeps browsers from guessing the type of a body.
 pub(crate) const NO_SNIFF: (HeaderName, HeaderValue) =
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 
@@ -151,10 +150,10 @@ impl HttpServer {
     }
 
     /// Serves a connection to its end.
-    pub async fn serve(self, visitor: Visitor, shutdown: watch::Receiver<bool>) {
-        let Visitor { stream, peer, place, .. } = visitor;
+    pub async fn serve(self, connection: Connection, shutdown: watch::Receiver<bool>) {
+        let Connection { stream, peer, slot, .. } = connection;
         let caller = Arc::new(Caller::at(peer.ip()));
-        self.serve_stream(stream, caller, place, shutdown).await;
+        self.serve_stream(stream, caller, slot, shutdown).await;
     }
 
     /// Serves a stream to its end.
@@ -162,7 +161,7 @@ impl HttpServer {
         self,
         stream: S,
         caller: Arc<Caller>,
-        place: Place,
+        slot: ConnectionSlot,
         mut shutdown: watch::Receiver<bool>,
     ) where
         S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static,
@@ -171,34 +170,34 @@ impl HttpServer {
             let bounds = self.inner.bounds.get();
             (bounds.patience, bounds.idle)
         };
-        let pace = Arc::new(Pace::default());
+        let progress = Arc::new(Progress::default());
         let service = {
-            let (server, pace) = (self.clone(), Arc::clone(&pace));
+            let (server, progress) = (self.clone(), Arc::clone(&progress));
             service_fn(move |request| {
-                let (server, pace, caller) =
-                    (server.clone(), Arc::clone(&pace), Arc::clone(&caller));
-                async move { Ok::<_, Infallible>(server.answer(request, &caller, &pace).await) }
+                let (server, progress, caller) =
+                    (server.clone(), Arc::clone(&progress), Arc::clone(&caller));
+                async move { Ok::<_, Infallible>(server.answer(request, &caller, &progress).await) }
             })
         };
-        let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
-        let waits = Waits { patience, unread: patience, idle };
-        let turns = Turns::default();
-        let (builder, mut rounds) =
-            (builder(self.inner.protocol, turns.clone()), Rounds::of(turns));
+        let io = TokioIo::new(Tracked::new(stream, Arc::clone(&progress)));
+        let waits = Timeouts { patience, unread: patience, idle };
+        let queue = RequestQueue::default();
+        let (builder, mut scheduler) =
+            (builder(self.inner.protocol, queue.clone()), RequestScheduler::of(queue));
         let left = {
             let connection = pin!(builder.serve_connection(io, service));
-            attend(connection, &mut rounds, &pace, waits, &mut shutdown).await
+            drive(connection, &mut scheduler, &progress, waits, &mut shutdown).await
         };
-        // Whatever is under way ends with the connection.
-        rounds.end().await;
-        if left == Left::TooSlow {
+        // Open requests end with the connection.
+        scheduler.end().await;
+        if left == Ending::TooSlow {
             self.refuse(Refusal::Slow);
         }
-        if pace.was_flooded() {
+        if progress.was_flooded() {
             self.refuse(Refusal::Flood);
         }
-        if let Some(socket) = pace.misused() {
-            place.hold(socket, &mut shutdown).await;
+        if let Some(socket) = progress.abused_socket() {
+            slot.hold(socket, &mut shutdown).await;
         }
     }
 
@@ -206,9 +205,9 @@ impl HttpServer {
         &self,
         mut request: Request<Incoming>,
         caller: &Caller,
-        pace: &Arc<Pace>,
+        progress: &Arc<Progress>,
     ) -> Response<Body> {
-        let _answering = pace.request();
+        let _answering = progress.request();
         let is_grpc = self.inner.protocol == Protocol::Grpc;
         let by_gateway = (self.inner.application.access)(request.uri().path()).by_gateway;
         if by_gateway {
@@ -221,12 +220,12 @@ impl HttpServer {
             request
                 .headers()
                 .get(TOKEN)
-                .map_or(Said::Nothing, |token| Said::Token(token.as_bytes()))
+                .map_or(Credentials::Nothing, |token| Credentials::Token(token.as_bytes()))
         } else {
-            Said::by(request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
+            Credentials::by(request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
         };
-        // Without TLS no browser speaks what gRPC needs, and with it none calls a server by a name
-        // that is not in its certificate.
+        // gRPC needs HTTP/2: without TLS no browser speaks it, and with TLS a browser only calls
+        // the names in the certificate.
         let foreign = |hosts: &Hosts| {
             browser::foreign(Some(hosts).filter(|_| !is_grpc), request.uri(), request.headers())
         };
@@ -241,16 +240,16 @@ impl HttpServer {
             let (name, value) = NO_SNIFF;
             response.headers_mut().insert(name, value);
         }
-        if pace.is_second() {
-            return response.map(|body| Awaited::of(body, pace));
+        if progress.is_http2() {
+            return response.map(|body| TrackedBody::of(body, progress));
         }
-        if pace.last.load(Ordering::Relaxed) {
+        if progress.last.load(Ordering::Relaxed) {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }
 
-    /// The answer; if there is none because of a mistake of ours, that.
+    /// The response, or 500 if the future panics.
     pub(crate) async fn unless_it_panics(
         &self,
         answer: impl Future<Output = Response<Body>>,
@@ -263,22 +262,22 @@ impl HttpServer {
                     .observer
                     .log()
                     .error("a request panicked", &[("listener", &self.inner.protocol.name())]);
-                let refused = Refused::new(
+                let refused = Rejection::new(
                     StatusCode::INTERNAL_SERVER_ERROR,
-                    "this is our mistake, not yours",
+                    "internal error; the request itself may be valid",
                 );
                 self.written(&refused)
             }
         }
     }
 
-    /// Counts a request that is not served, and answers it.
-    pub(crate) fn refusal(&self, refused: Refused) -> Response<Body> {
+    /// Counts and answers a rejected request.
+    pub(crate) fn refusal(&self, refused: Rejection) -> Response<Body> {
         self.refuse(refused.counted_as);
         self.written(&refused)
     }
 
-    fn written(&self, refused: &Refused) -> Response<Body> {
+    fn written(&self, refused: &Rejection) -> Response<Body> {
         let mut response = (self.inner.application.refusal)(refused.status, &refused.detail);
         if self.inner.protocol == Protocol::Grpc {
             return response;
@@ -294,19 +293,19 @@ impl HttpServer {
         response
     }
 
-    /// Why a request for this target is not served, if so. `foreign` says whether a web page sent
-    /// it; without a token, that decides.
+    /// Why a request for this target is rejected, if it is. `foreign` checks whether a web page
+    /// sent it; only a request without a token depends on it.
     pub(crate) fn refused(
         &self,
         target: &str,
-        said: Said<'_>,
+        said: Credentials<'_>,
         caller: &Caller,
         foreign: impl FnOnce(&Hosts) -> Option<Foreign>,
-    ) -> Option<Refused> {
+    ) -> Option<Rejection> {
         if target.len() > MAX_TARGET_BYTES {
             let detail =
                 format!("a target of {} bytes: expected at most {MAX_TARGET_BYTES}", target.len());
-            return Some(Refused::new(StatusCode::URI_TOO_LONG, detail));
+            return Some(Rejection::new(StatusCode::URI_TOO_LONG, detail));
         }
         let guard = &self.inner.guard;
         let path = target.split_once('?').map_or(target, |(path, _)| path);
@@ -316,26 +315,29 @@ impl HttpServer {
         }
         let may = match said {
             _ if !guard.has_tokens() => May::Everything,
-            Said::Nothing => guard.without_token(),
-            Said::Token(token) => match guard.admit(caller, token) {
+            Credentials::Nothing => guard.without_token(),
+            Credentials::Token(token) => match guard.admit(caller, token) {
                 Admission::May(may) if may >= needs => return None,
                 Admission::May(_) => {
-                    return Some(Refused::new(StatusCode::FORBIDDEN, "this needs the admin token"));
+                    return Some(Rejection::new(
+                        StatusCode::FORBIDDEN,
+                        "this needs the admin token",
+                    ));
                 }
-                Admission::Wrong => return Some(Refused::unknown("this token is not known")),
+                Admission::Wrong => return Some(Rejection::unknown("this token is not known")),
                 Admission::Limited(wait) => {
                     self.inner.observer.guessed(self.inner.protocol, caller.ip());
-                    return Some(Refused::guessing(wait));
+                    return Some(Rejection::guessing(wait));
                 }
             },
-            Said::Something => {
-                return Some(Refused::unknown("expected the header Authorization: Bearer TOKEN"));
+            Credentials::Something => {
+                return Some(Rejection::unknown("expected the header Authorization: Bearer TOKEN"));
             }
         };
         if may < needs {
             let header =
                 if by_gateway { "X-Tidegate-Token: TOKEN" } else { "Authorization: Bearer TOKEN" };
-            return Some(Refused::unknown(format!(
+            return Some(Rejection::unknown(format!(
                 "this needs a token: expected the header {header}"
             )));
         }
@@ -344,8 +346,8 @@ impl HttpServer {
         }
         let foreign = foreign(&guard.hosts())?;
         self.inner.observer.foreign(self.inner.protocol, &foreign);
-        let refused = Refused::new(StatusCode::FORBIDDEN, foreign.to_string());
-        Some(Refused { counted_as: Refusal::Browser, ..refused })
+        let refused = Rejection::new(StatusCode::FORBIDDEN, foreign.to_string());
+        Some(Rejection { counted_as: Refusal::Browser, ..refused })
     }
 }
 
@@ -354,37 +356,37 @@ async fn route(mut router: Router, request: Request<Incoming>) -> Response<Body>
     response
 }
 
-/// A request that is not served.
+/// Why a request is rejected.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct Rejection {
     status: StatusCode,
     detail: Cow<'static, str>,
     counted_as: Refusal,
     retry_after: Option<Duration>,
 }
 
-impl Refused {
+impl Rejection {
     fn new(status: StatusCode, detail: impl Into<Cow<'static, str>>) -> Self {
-        Refused { status, detail: detail.into(), counted_as: Refusal::Token, retry_after: None }
+        Rejection { status, detail: detail.into(), counted_as: Refusal::Token, retry_after: None }
     }
 
     fn unknown(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, detail)
     }
 
-    /// Not 429, which is a decision.
+    /// 401, not 429: a 429 is a decision.
     fn guessing(wait: Duration) -> Self {
         let refused = Self::unknown(crate::guesses::advice(wait));
-        Refused { counted_as: Refusal::Guessing, retry_after: Some(wait), ..refused }
+        Rejection { counted_as: Refusal::Guessing, retry_after: Some(wait), ..refused }
     }
 }
 
-/// How long whoever is connected may take.
+/// The time limits of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waits {
-    /// For a head that has begun.
+pub(crate) struct Timeouts {
+    /// For the rest of a head that has begun to arrive.
     pub(crate) patience: Duration,
-    /// To take more of an answer.
+    /// For reading more of a response.
     pub(crate) unread: Duration,
     /// Without a request.
     pub(crate) idle: Duration,
@@ -392,66 +394,65 @@ pub(crate) struct Waits {
 
 /// How a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Left {
-    /// In order.
+pub(crate) enum Ending {
+    /// It was closed in order.
     Done,
-    /// It was cut off, because it took too long.
+    /// It was closed because it stalled.
     TooSlow,
 }
 
-/// Lets a connection be served to its end: in order, or because it stands still, or because the
-/// house closes.
-pub(crate) async fn attend<C: GracefulConnection>(
+/// Serves a connection until it ends, stalls, or shutdown begins.
+pub(crate) async fn drive<C: GracefulConnection>(
     mut connection: Pin<&mut C>,
-    rounds: &mut Rounds,
-    pace: &Pace,
-    waits: Waits,
+    scheduler: &mut RequestScheduler,
+    progress: &Progress,
+    waits: Timeouts,
     shutdown: &mut watch::Receiver<bool>,
-) -> Left {
-    let Waits { patience, unread, idle } = waits;
-    // Two looks without a move are at most `patience` apart from its beginning.
+) -> Ending {
+    let Timeouts { patience, unread, idle } = waits;
+    // Two snapshots without progress are at most `patience` apart from its start.
     let tick = patience / 2;
-    let mut bell = pin!(sleep(tick));
-    let (mut seen, mut down, mut closing) = (pace.look(), false, false);
+    let mut timer = pin!(sleep(tick));
+    let (mut seen, mut down, mut closing) = (progress.snapshot(), false, false);
     let (mut quiet, mut full) = (Duration::ZERO, Duration::ZERO);
     loop {
         tokio::select! {
             _ = poll_fn(|context| {
-                pace.begin_turn();
-                rounds.poll(connection.as_mut(), context)
-            }) => return Left::Done,
-            () = bell.as_mut() => {
-                let now = pace.look();
+                progress.begin_turn();
+                scheduler.poll(connection.as_mut(), context)
+            }) => return Ending::Done,
+            () = timer.as_mut() => {
+                let now = progress.snapshot();
                 let moved = now.since(seen);
-                full = if moved == Moved::Unread { full + tick } else { Duration::ZERO };
-                quiet = if moved == Moved::Idle { quiet + tick } else { Duration::ZERO };
-                // What is seen to stand still has done so since the last look.
-                if moved == Moved::Stuck || full > Duration::ZERO && full + tick >= unread {
-                    return Left::TooSlow;
+                full = if moved == Movement::Unread { full + tick } else { Duration::ZERO };
+                quiet = if moved == Movement::Idle { quiet + tick } else { Duration::ZERO };
+                // A connection that stalls has done so since the last snapshot.
+                if moved == Movement::Stuck || full > Duration::ZERO && full + tick >= unread {
+                    return Ending::TooSlow;
                 }
                 if closing && quiet > tick {
-                    return Left::Done;
+                    return Ending::Done;
                 }
                 if !closing && (down || quiet >= idle) {
                     connection.as_mut().graceful_shutdown();
                     closing = true;
                 }
                 seen = now;
-                bell.as_mut().reset(Instant::now() + tick);
+                timer.as_mut().reset(Instant::now() + tick);
             }
             _ = shutdown.wait_for(|down| *down), if !down => {
                 down = true;
-                pace.last.store(true, Ordering::Relaxed);
-                bell.as_mut().reset(Instant::now() + LAST_CALL.min(tick));
+                progress.last.store(true, Ordering::Relaxed);
+                timer.as_mut().reset(Instant::now() + LAST_CALL.min(tick));
             }
         }
     }
 }
 
-/// How connections are served at a listener.
-pub(crate) fn builder(protocol: Protocol, turns: Turns) -> auto::Builder<Turns> {
-    let mut builder = auto::Builder::new(turns);
-    // How long things may take is watched here. At most a hundred headers is hyper's own bound.
+/// The hyper builder of a listener.
+pub(crate) fn builder(protocol: Protocol, queue: RequestQueue) -> auto::Builder<RequestQueue> {
+    let mut builder = auto::Builder::new(queue);
+    // `drive` has the time limits. 100 headers is the limit of hyper.
     builder.http1().half_close(true).header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
     builder
         .http2()
@@ -461,27 +462,28 @@ pub(crate) fn builder(protocol: Protocol, turns: Turns) -> auto::Builder<Turns> 
         .max_local_error_reset_streams(MAX_MISTAKEN)
         .max_send_buf_size(MAX_ANSWERS_BYTES);
     if protocol == Protocol::Proxy {
-        // Whoever has gone does not wait for an answer: the upstream need not go on with it.
+        // A client that has closed does not wait for its response, so the upstream request is
+        // dropped.
         builder.http1().half_close(false);
     }
     if protocol == Protocol::Grpc { builder.http2_only() } else { builder }
 }
 
-/// What somebody says to be let in.
+/// The credentials of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Said<'a> {
+pub(crate) enum Credentials<'a> {
     Nothing,
     Token(&'a [u8]),
-    /// Something else than a token.
+    /// Not a bearer token.
     Something,
 }
 
-impl<'a> Said<'a> {
-    /// What `Authorization` says.
+impl<'a> Credentials<'a> {
+    /// The credentials in an `Authorization` header.
     pub(crate) fn by(authorization: Option<&'a [u8]>) -> Self {
         match authorization {
-            None => Said::Nothing,
-            Some(value) => bearer_token(value).map_or(Said::Something, Said::Token),
+            None => Credentials::Nothing,
+            Some(value) => bearer_token(value).map_or(Credentials::Something, Credentials::Token),
         }
     }
 }

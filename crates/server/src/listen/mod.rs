@@ -1,27 +1,24 @@
-//! The entrance that all listeners have in common: listening, bounds, TLS, and the end.
-//!
-//! A listener is an [`Entrance`] and somebody who talks to whoever comes in:
+//! What all listeners share: accepting connections, their limits, TLS, and the end.
 //!
 //! ```text
-//! entrance.receive(shutdown, move |visitor| talk(visitor)).await
+//! listener.serve(shutdown, move |connection| converse(connection)).await
 //! ```
 //!
-//! `talk` gets a [`Visitor`]: a [`Stream`] (plain or TLS, the handshake is done), the address of
-//! the other side, and a number. Bounds on connections, the TLS handshake with its time limit and
-//! certificates that change, running out of files, counting, and panics are dealt with here. A
-//! listener that speaks HTTP, and gRPC is one, hands its visitors to a [`http::HttpServer`], which adds
-//! the bounds of HTTP, tokens and the orderly end.
+//! The function gets a [`Connection`]: a [`Stream`] (plain or TLS, after the handshake), the address
+//! of the peer, and a number. Limits on connections, the TLS handshake and its timeout, certificates
+//! that change, exhausted file descriptors, counting and panics are handled here. Protocols over HTTP
+//! pass their connections to an [`http::HttpServer`], which adds the limits of HTTP, tokens and the
+//! graceful end.
 //!
-//! When `shutdown` says so, what has already connected is still let in, then nobody; `receive`
-//! returns when the last conversation is over. Whoever talks watches `shutdown` itself, so as to
-//! come to an end.
+//! When `shutdown` becomes true, connections in the backlog are still served. `serve` returns when
+//! the last connection has ended; each connection watches `shutdown` itself.
 
+mod connections;
 pub(crate) mod frames;
 pub mod http;
-pub(crate) mod pace;
-mod places;
+pub(crate) mod progress;
+pub(crate) mod scheduler;
 pub mod tls;
-pub(crate) mod turns;
 pub(crate) mod wire;
 
 use std::future::Future;
@@ -41,32 +38,32 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 
-pub use self::places::Place;
-use self::places::Places;
+use self::connections::ConnectionLimits;
+pub use self::connections::ConnectionSlot;
 use self::tls::Tls;
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
 use crate::parse::values;
 use crate::protocol::Protocol;
 
-/// How long to wait before accepting again when there are no files left, or the like.
-const BREATH: Duration = Duration::from_millis(50);
+/// How long to wait after a failed accept, which most likely means that no file is free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// So many who find no place are turned away before the listener rests: whoever comes again and
-/// again leaves time for those who are here.
-const TURNED_AWAY: u32 = 8;
-/// How long it rests.
-const REST: Duration = Duration::from_millis(1);
+/// After this many refused connections the listener pauses, so that reconnecting clients leave time
+/// for open connections.
+const REFUSALS_PER_PAUSE: u32 = 8;
+/// How long the listener pauses.
+const REFUSAL_PAUSE: Duration = Duration::from_millis(1);
 
-/// How many are still let in after the order to stop: more than the operating system lets wait.
-const MAX_WAITING: usize = 4096;
+/// The most connections accepted after shutdown has begun: more than the backlog holds.
+const MAX_BACKLOG: usize = 4096;
 
-/// Files that connections leave for others: the store, certificates, rules, and whatever the
-/// libraries open.
+/// File descriptors reserved for everything but connections: the store, certificates, rules, and
+/// files that libraries open.
 const RESERVED_FILES: u64 = 64;
 
-/// As many places as there are files to open in this process, less [`RESERVED_FILES`]; all
-/// listeners share them.
+/// The file descriptors for connections: the limit of the process less [`RESERVED_FILES`], shared by
+/// all listeners.
 fn files() -> Arc<Semaphore> {
     static FILES: OnceLock<Arc<Semaphore>> = OnceLock::new();
     let places = || {
@@ -81,19 +78,19 @@ fn files() -> Arc<Semaphore> {
     Arc::clone(FILES.get_or_init(places))
 }
 
-/// Files for connections to an upstream. They are taken out of those that client connections may
-/// use, at most half of them, so that clients cannot keep the proxy from reaching its upstream.
-/// What is needed beyond that is shared with clients.
+/// File descriptors for connections to an upstream. At most half of those for client connections are
+/// reserved, so that clients cannot keep the proxy from its upstream. The upstream shares the others
+/// with clients.
 #[derive(Debug)]
 pub(crate) struct UpstreamFiles {
     own: Arc<Semaphore>,
     shared: Arc<Semaphore>,
-    /// How many are for the upstream alone.
+    /// How many only the upstream may use.
     pub(crate) reserved: usize,
 }
 
 impl UpstreamFiles {
-    /// So many, if there are as many for clients.
+    /// Reserves `wanted` file descriptors, at most half of those that are free.
     pub(crate) fn reserve(wanted: usize) -> Self {
         Self::of(files(), wanted)
     }
@@ -103,7 +100,7 @@ impl UpstreamFiles {
         UpstreamFiles { own: Arc::new(Semaphore::new(reserved)), shared, reserved }
     }
 
-    /// A file for one connection, as soon as there is one.
+    /// A file descriptor for one connection; waits until one is free.
     pub(crate) async fn take(&self) -> OwnedSemaphorePermit {
         let at_once = |files: &Arc<Semaphore>| Arc::clone(files).try_acquire_owned().ok();
         match at_once(&self.own).or_else(|| at_once(&self.shared)) {
@@ -119,20 +116,21 @@ impl Drop for UpstreamFiles {
     }
 }
 
-/// Bounds of every listener.
+/// The limits of a listener.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bounds {
-    /// Connections at once, at each listener.
+    /// The most open connections.
     #[serde(rename = "max", deserialize_with = "values::count")]
     pub max_connections: usize,
-    /// Connections at once from one address, at each listener.
+    /// The most open connections from one address (IPv6: from one /64).
     #[serde(rename = "max_per_ip", deserialize_with = "values::count")]
     pub max_connections_per_ip: usize,
     /// How long a TLS handshake may take.
     #[serde(skip)]
     pub handshake: Duration,
-    /// How long a head, a body or a command may take once begun, and answers to be read.
+    /// How long a head, a body or a command may take to arrive, and how long a response may take to
+    /// be read.
     #[serde(skip)]
     pub patience: Duration,
     /// How long an HTTP connection may be kept without a request.
@@ -153,18 +151,18 @@ impl Default for Bounds {
     }
 }
 
-/// Bounds that can change while connections are open; clones share them. A connection keeps the
-/// times with which it began, the numbers hold for each new connection.
+/// Limits that can change while connections are open; clones share them. Timeouts hold for new
+/// connections, connection limits immediately.
 #[derive(Clone, Debug)]
 pub struct SharedBounds(Arc<ArcSwap<Bounds>>);
 
 impl SharedBounds {
-    /// The bounds as they are now.
+    /// The current limits.
     pub fn get(&self) -> Guard<Arc<Bounds>> {
         self.0.load()
     }
 
-    /// Puts others in their place, for every connection from now on.
+    /// Replaces the limits.
     pub fn set(&self, bounds: Bounds) {
         self.0.store(Arc::new(bounds));
     }
@@ -176,9 +174,9 @@ impl From<Bounds> for SharedBounds {
     }
 }
 
-/// Where visitors come in.
+/// An address with a protocol.
 #[derive(Debug)]
-pub struct Entrance {
+pub struct Listener {
     protocol: Protocol,
     listener: TcpListener,
     tls: Option<Tls>,
@@ -186,21 +184,21 @@ pub struct Entrance {
     observer: Observer,
 }
 
-/// Somebody who came in.
+/// An accepted connection.
 #[derive(Debug)]
-pub struct Visitor {
-    /// To talk to them.
+pub struct Connection {
+    /// The bytes.
     pub stream: Stream,
-    /// Where they are.
+    /// The address of the peer.
     pub peer: SocketAddr,
-    /// Visitors are counted from 1.
+    /// The number of this connection at its listener, from 1.
     pub number: u64,
-    /// Theirs until it is dropped.
-    pub place: Place,
+    /// Counts the connection until it is dropped.
+    pub slot: ConnectionSlot,
 }
 
-impl Entrance {
-    /// An entrance with these bounds.
+impl Listener {
+    /// A listener with these limits.
     pub fn new(
         protocol: Protocol,
         listener: TcpListener,
@@ -208,93 +206,96 @@ impl Entrance {
         bounds: impl Into<SharedBounds>,
         observer: Observer,
     ) -> Self {
-        Entrance { protocol, listener, tls, bounds: bounds.into(), observer }
+        Listener { protocol, listener, tls, bounds: bounds.into(), observer }
     }
 
-    /// Which listener it is.
+    /// The protocol of this listener.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// Where it listens.
+    /// The address of this listener.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
 
-    /// Its bounds.
+    /// The limits of this listener.
     pub fn bounds(&self) -> &SharedBounds {
         &self.bounds
     }
 
-    /// Whoever is told what happens.
+    /// Counts and logs what happens.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
 
-    /// Lets visitors in until `shutdown` says so, has `talk` talk to each, and returns when all
-    /// conversations are over.
+    /// Accepts connections until `shutdown` is true, runs `converse` for each, and returns when all
+    /// have ended.
     ///
     /// # Errors
-    /// Never while it can accept at all: running out of files is waited out.
-    pub async fn receive<T, F>(self, mut shutdown: watch::Receiver<bool>, talk: T) -> io::Result<()>
+    /// Never while it can accept connections: it waits when no file is free.
+    pub async fn serve<T, F>(
+        self,
+        mut shutdown: watch::Receiver<bool>,
+        converse: T,
+    ) -> io::Result<()>
     where
-        T: Fn(Visitor) -> F + Clone + Send + 'static,
+        T: Fn(Connection) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let Entrance { protocol, listener, tls, bounds, observer } = self;
+        let Listener { protocol, listener, tls, bounds, observer } = self;
         let handshake = bounds.get().handshake;
-        let places = Places::new(protocol, bounds, files(), observer.clone());
-        let reception = Reception { protocol, places, tls, handshake, observer };
-        let (mut number, mut turned_away) = (0, 0);
-        let mut conversations = JoinSet::new();
+        let places = ConnectionLimits::new(protocol, bounds, files(), observer.clone());
+        let acceptor = Acceptor { protocol, places, tls, handshake, observer };
+        let (mut number, mut refused) = (0, 0);
+        let mut tasks = JoinSet::new();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 _ = shutdown.wait_for(|down| *down) => break,
-                Some(ended) = conversations.join_next() => {
-                    reception.note(ended);
+                Some(ended) = tasks.join_next() => {
+                    acceptor.reap(ended);
                     continue;
                 }
             };
             match accepted {
                 Ok((stream, peer)) => {
                     number += 1;
-                    if !reception.let_in(stream, peer, number, &talk, &mut conversations) {
-                        turned_away += 1;
-                        if turned_away % TURNED_AWAY == 0 {
-                            tokio::time::sleep(REST).await;
+                    if !acceptor.start(stream, peer, number, &converse, &mut tasks) {
+                        refused += 1;
+                        if refused % REFUSALS_PER_PAUSE == 0 {
+                            tokio::time::sleep(REFUSAL_PAUSE).await;
                         }
                     }
                 }
                 Err(error) => {
-                    // Out of files, most likely: those who are here are served on, and soon
-                    // somebody leaves.
-                    reception.observer.metrics().accept_failed();
-                    reception
+                    // Most likely no file is free until a connection ends.
+                    acceptor.observer.metrics().accept_failed();
+                    acceptor
                         .observer
                         .log()
                         .warn("cannot accept", &[("listener", &protocol.name()), ("why", &error)]);
-                    tokio::time::sleep(BREATH).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
-        // Whoever had connected before we were told to stop is still let in.
-        for (stream, peer) in waiting(listener) {
+        // Serve the connections that are in the backlog.
+        for (stream, peer) in backlog(listener) {
             number += 1;
-            reception.let_in(stream, peer, number, &talk, &mut conversations);
+            acceptor.start(stream, peer, number, &converse, &mut tasks);
         }
-        while let Some(ended) = conversations.join_next().await {
-            reception.note(ended);
+        while let Some(ended) = tasks.join_next().await {
+            acceptor.reap(ended);
         }
         Ok(())
     }
 }
 
-/// The connections that are already there; afterwards nobody listens any more. The operating system
-/// is asked directly: the runtime may not have heard of them yet.
-fn waiting(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
+/// The connections in the backlog; then the listener is closed. Accepts directly, because the runtime
+/// may not have noticed them yet.
+fn backlog(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
     let Ok(listener) = listener.into_std() else { return Vec::new() };
-    let accepted = std::iter::from_fn(|| listener.accept().ok()).take(MAX_WAITING);
+    let accepted = std::iter::from_fn(|| listener.accept().ok()).take(MAX_BACKLOG);
     let ours = accepted.filter_map(|(stream, peer)| {
         stream.set_nonblocking(true).ok()?;
         Some((TcpStream::from_std(stream).ok()?, peer))
@@ -302,85 +303,83 @@ fn waiting(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
     ours.collect()
 }
 
-struct Reception {
+struct Acceptor {
     protocol: Protocol,
-    places: Places,
+    places: ConnectionLimits,
     tls: Option<Tls>,
     handshake: Duration,
     observer: Observer,
 }
 
-impl Reception {
-    /// Starts a conversation, or closes the connection at once if there is no place. Says whether
-    /// there was one.
-    fn let_in<T, F>(
+impl Acceptor {
+    /// Starts serving a connection, or closes it if a limit is reached. Returns whether it was
+    /// started.
+    fn start<T, F>(
         &self,
         stream: TcpStream,
         peer: SocketAddr,
         number: u64,
-        talk: &T,
-        conversations: &mut JoinSet<()>,
+        converse: &T,
+        tasks: &mut JoinSet<()>,
     ) -> bool
     where
-        T: Fn(Visitor) -> F + Clone + Send + 'static,
+        T: Fn(Connection) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let place = match self.places.take(peer.ip()) {
-            Ok(place) => place,
+        let slot = match self.places.take(peer.ip()) {
+            Ok(slot) => slot,
             Err(why) => {
                 self.observer.metrics().refused(self.protocol, why);
                 return false;
             }
         };
         let _ = stream.set_nodelay(true);
-        let (talk, tls, handshake) = (talk.clone(), self.tls.clone(), self.handshake);
-        conversations.spawn(async move {
+        let (converse, tls, handshake) = (converse.clone(), self.tls.clone(), self.handshake);
+        tasks.spawn(async move {
             let stream = match tls {
                 None => Stream::Plain(stream),
                 Some(tls) => {
-                    let shaken = tokio::time::timeout(
-                        handshake,
-                        tls.acceptor(place.protocol).accept(stream),
-                    )
-                    .await;
+                    let shaken =
+                        tokio::time::timeout(handshake, tls.acceptor(slot.protocol).accept(stream))
+                            .await;
                     match shaken {
                         Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
                         failed => {
-                            let why = failed.map_or("too slow".into(), |end| {
+                            let why = failed.map_or("handshake timeout".into(), |end| {
                                 end.err().map_or(String::new(), |e| e.to_string())
                             });
-                            place.observer.metrics().refused(place.protocol, Refusal::Tls);
+                            slot.observer.metrics().refused(slot.protocol, Refusal::Tls);
                             let fields: [crate::observe::log::Field<'_>; 3] = [
-                                ("listener", &place.protocol.name()),
+                                ("listener", &slot.protocol.name()),
                                 ("peer", &peer),
                                 ("why", &why),
                             ];
-                            return place.observer.log().debug("no TLS", &fields);
+                            return slot.observer.log().debug("TLS handshake failed", &fields);
                         }
                     }
                 }
             };
-            talk(Visitor { stream, peer, number, place }).await;
+            converse(Connection { stream, peer, number, slot }).await;
         });
         true
     }
 
-    fn note(&self, ended: Result<(), tokio::task::JoinError>) {
+    fn reap(&self, ended: Result<(), tokio::task::JoinError>) {
         if ended.is_err_and(|error| error.is_panic()) {
             self.observer.metrics().panicked();
             self.observer
                 .log()
-                .error("a conversation panicked", &[("listener", &self.protocol.name())]);
+                .error("a connection task panicked", &[("listener", &self.protocol.name())]);
         }
     }
 }
 
-/// A connection, plain or encrypted.
+/// The bytes of a connection, plain or encrypted.
 #[derive(Debug)]
 pub enum Stream {
-    /// As it is.
+    /// Plain TCP.
     Plain(TcpStream),
-    /// By TLS.
+    /// TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -456,7 +455,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn upstream_connections_have_files_of_their_own_and_share_the_rest() {
+    async fn upstream_connections_have_reserved_files_and_share_the_rest() {
         let shared = Arc::new(Semaphore::new(10));
         let files = UpstreamFiles::of(Arc::clone(&shared), 3);
         assert_eq!((files.reserved, shared.available_permits()), (3, 7));

@@ -1,9 +1,9 @@
-//! TLS for every listener, by rustls and ring: TLS 1.2 and 1.3, and certificates of clients if they
-//! are asked for.
+//! TLS for every listener, by rustls and ring: TLS 1.2 and 1.3, and client certificates if they are
+//! configured.
 //!
-//! The files are looked at every second. If they have changed and are good, the next connection
-//! gets the new certificate, and those that are open go on with the old one. If they are not good,
-//! perhaps half written, the last good ones stay.
+//! The files are checked every second. If they have changed and are valid, new connections get the
+//! new certificate, and open ones keep theirs. If they are not valid, perhaps half written, the
+//! last valid ones stay in force.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,28 +23,28 @@ use crate::observe::metrics::Reloaded;
 use crate::parse::values;
 use crate::protocol::Protocol;
 
-/// How often to look at the files.
+/// How often the files are checked.
 const EVERY: Duration = Duration::from_secs(1);
 /// The largest file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Who we are, and whom we let in. PEM files.
+/// The certificate of the server and the authorities of its clients, as PEM files.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// Our certificate, and those between it and its authority.
+    /// The certificate, followed by the intermediate ones.
     #[serde(deserialize_with = "values::path")]
     pub cert: PathBuf,
-    /// Its key.
+    /// The key of the certificate.
     #[serde(deserialize_with = "values::path")]
     pub key: PathBuf,
-    /// The authorities of clients; if named, nobody gets in without a certificate by one of them.
+    /// The authorities of client certificates. If set, a client needs a certificate by one of them.
     #[serde(default, deserialize_with = "values::some_path")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<PathBuf>,
 }
 
-/// Files that cannot be used.
+/// A TLS file that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{file}: {problem}")]
 pub struct TlsError {
@@ -59,7 +59,7 @@ impl TlsError {
     }
 }
 
-/// Makes connections secret. Cheap to clone; clones change together.
+/// The TLS configuration. Cheap to clone; clones change together.
 #[derive(Clone, Debug)]
 pub struct Tls {
     inner: Arc<Inner>,
@@ -79,7 +79,7 @@ struct Current {
     resp: Arc<ServerConfig>,
 }
 
-/// What was in the files.
+/// The contents of the files.
 #[derive(Clone, PartialEq, Eq)]
 struct Read {
     cert: Vec<u8>,
@@ -108,7 +108,7 @@ impl Tls {
         self.inner.files.client_ca.is_some()
     }
 
-    /// What a listener makes connections secret with, now.
+    /// The acceptor for a protocol.
     pub fn acceptor(&self, protocol: Protocol) -> TlsAcceptor {
         let current = self.inner.current.load();
         let config = match protocol {
@@ -119,10 +119,10 @@ impl Tls {
         TlsAcceptor::from(Arc::clone(config))
     }
 
-    /// Reads the files again if they have changed; says whether they had.
+    /// Reads the files again, and returns whether they have changed.
     ///
     /// # Errors
-    /// If they are not as expected; then everything stays as it was.
+    /// If they are not valid; then the configuration stays as it was.
     pub fn refresh(&self) -> Result<bool, TlsError> {
         let read = Read::from(&self.inner.files)?;
         if read == self.inner.current.load().read {
@@ -132,7 +132,7 @@ impl Tls {
         Ok(true)
     }
 
-    /// Looks at the files for ever.
+    /// Checks the files forever.
     pub(crate) async fn watch(self, observer: Observer) {
         let mut every = tokio::time::interval(EVERY);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -155,7 +155,7 @@ impl Tls {
                         );
                     }
                 }
-                // Said once, not every second.
+                // Logged once, not every second.
                 Err(problem) if last_problem.as_ref() != Some(&problem) => {
                     observer.metrics().reloaded(Reloaded::Certificates, false);
                     observer.log().error(

@@ -14,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::digits;
 
-/// Whether a header says how the connection or the body is to be treated.
-pub(crate) fn decides_how(name: &str) -> bool {
+/// Whether a header changes how the connection or the body is framed.
+pub(crate) fn is_framing_header(name: &str) -> bool {
     [
         "transfer-encoding",
         "expect",
@@ -30,7 +30,7 @@ pub(crate) fn decides_how(name: &str) -> bool {
     .any(|own| name.eq_ignore_ascii_case(own))
 }
 
-/// An answer as hyper writes it.
+/// Writes a response as hyper does.
 pub(crate) async fn write(out: &mut Vec<u8>, response: Response<Body>) -> Option<()> {
     let (head, body) = response.into_parts();
     let body = body.collect().await.ok()?.to_bytes(); // it is all in memory
@@ -54,7 +54,7 @@ pub(crate) async fn write(out: &mut Vec<u8>, response: Response<Body>) -> Option
     Some(())
 }
 
-/// The date, which is written anew once a second.
+/// Writes the date, formatted once a second.
 pub(crate) fn push_date(out: &mut Vec<u8>) {
     thread_local! {
         static LAST: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
@@ -69,21 +69,21 @@ pub(crate) fn push_date(out: &mut Vec<u8>) {
     });
 }
 
-/// A stream of which the beginning has been read already.
+/// A stream whose first bytes have been read already.
 #[derive(Debug)]
-pub(crate) struct Begun<S> {
+pub(crate) struct Prefixed<S> {
     pub(crate) bytes: Vec<u8>,
     pub(crate) at: usize,
     pub(crate) stream: S,
 }
 
-impl<S: AsFd> AsFd for Begun<S> {
+impl<S: AsFd> AsFd for Prefixed<S> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Prefixed<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -103,7 +103,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Prefixed<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

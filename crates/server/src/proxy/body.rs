@@ -18,7 +18,7 @@ use super::settlement::Settlement;
 use super::slow_start::StartPermit;
 use super::upstream::{ForwardError, Upstreams};
 use super::window::WindowWait;
-use crate::listen::pace::Answering;
+use crate::listen::progress::RequestInProgress;
 
 /// Why relaying a body failed.
 #[derive(Debug, thiserror::Error)]
@@ -224,7 +224,7 @@ pub(super) struct ResponseBody {
     /// An error to return once the bytes before it are written.
     broken: Option<RelayError>,
     /// Marks the connection as busy until this is dropped.
-    pub(super) answering: Option<Answering>,
+    pub(super) answering: Option<RequestInProgress>,
     /// The settlement, due when the body ends.
     pub(super) settlement: Option<Box<Settlement>>,
     /// Tracks a closed flow-control window, over HTTP/2.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use axum::http::StatusCode;
 
 use super::fields::{Fields, write_field};
-use crate::listen::wire::{decides_how, push_date};
+use crate::listen::wire::{is_framing_header, push_date};
 
 /// Messages with more headers take the general path.
 const MAX_HEADERS: usize = 64;
@@ -140,7 +140,7 @@ fn read_fields(
                 _ => return None,
             },
             name if name.eq_ignore_ascii_case("keep-alive") => {}
-            name if decides_how(name) => return None,
+            name if is_framing_header(name) => return None,
             _ => {}
         }
         fields.add(head, line);

@@ -60,19 +60,19 @@ impl Forwarder {
         request: Request<Incoming>,
         shared: &Arc<ProxyConnection>,
     ) -> Response<ResponseBody> {
-        let answering = shared.pace.request();
+        let answering = shared.progress.request();
         let mut response = match caught(self.pass_on(request, shared)).await {
             Some(Ok(response)) => response,
             Some(Err(response)) => own(*response).await,
             None => own(self.panicked()).await,
         };
-        if shared.pace.last.load(Ordering::Relaxed)
-            && !shared.pace.is_second()
+        if shared.progress.last.load(Ordering::Relaxed)
+            && !shared.progress.is_http2()
             && response.status() != StatusCode::SWITCHING_PROTOCOLS
         {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if shared.pace.is_second() {
+        if shared.progress.is_http2() {
             response.body_mut().waiting = Some(shared.windows.wait());
         }
         response.body_mut().answering = Some(answering);
@@ -98,7 +98,7 @@ impl Forwarder {
             head.uri = with_target(head.uri, &target).ok_or_else(|| refuse(NO_TARGET))?;
         }
         let start =
-            if shared.pace.is_second() { Some(shared.slow_start.next().await) } else { None };
+            if shared.progress.is_http2() { Some(shared.slow_start.next().await) } else { None };
         let share = self.upstreams.in_flight.share(allowed.client, &shared.share);
         match self.upstreams.send(head, body, host.as_ref(), upgrade, sent_request, &share).await {
             Ok(UpstreamResponse::Http(mut response)) => {

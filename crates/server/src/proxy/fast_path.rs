@@ -31,7 +31,7 @@ use super::socket::Socket;
 use super::timer::ConnectionTimer;
 use super::upstream::{ForwardError, SentRequest, TRIES};
 use crate::listen::Stream;
-use crate::listen::http::{Left, NO_SNIFF, Waits};
+use crate::listen::http::{Ending, NO_SNIFF, Timeouts};
 use crate::listen::wire::write;
 use crate::panics::caught;
 
@@ -52,7 +52,7 @@ thread_local! {
 /// What follows when the fast path is done with a connection.
 pub(super) enum AfterFastPath {
     /// The connection is over.
-    Ended(Left),
+    Ended(Ending),
     /// The general path serves it from here; these bytes were read already.
     GeneralPath(Vec<u8>),
 }
@@ -75,7 +75,7 @@ enum NotForwarded {
     /// The general path continues, with the request if it was sent.
     GeneralPath(Option<Box<SentRequest>>),
     /// The client is gone.
-    Ended(Left),
+    Ended(Ending),
 }
 
 impl Forwarder {
@@ -84,7 +84,7 @@ impl Forwarder {
         &self,
         stream: &mut Stream,
         shared: &ProxyConnection,
-        waits: Waits,
+        waits: Timeouts,
         shutdown: &mut watch::Receiver<bool>,
     ) -> AfterFastPath {
         let settings = &self.upstreams.settings;
@@ -116,7 +116,7 @@ impl Forwarder {
                     Poll::Pending => connection.timer.poll(context).map(|()| None),
                 });
                 if readable.await.is_none() {
-                    return AfterFastPath::Ended(Left::Done);
+                    return AfterFastPath::Ended(Ending::Done);
                 }
             }
             let Some(request) = codec::request(&connection.bytes, &mut connection.fields) else {
@@ -142,7 +142,7 @@ impl Forwarder {
 struct FastConnection<'a> {
     forwarder: &'a Forwarder,
     shared: &'a ProxyConnection,
-    waits: Waits,
+    waits: Timeouts,
     stream: &'a mut Stream,
     /// Bytes from the client: the request being served, and what came after it.
     bytes: Vec<u8>,
@@ -272,7 +272,7 @@ impl FastConnection<'_> {
         });
         match came.await {
             Ok(()) => {}
-            Err(Interruption::ClientGone) => return Err(NotForwarded::Ended(Left::Done)),
+            Err(Interruption::ClientGone) => return Err(NotForwarded::Ended(Ending::Done)),
             Err(Interruption::TimedOut) => {
                 let late = ForwardError::AnswerTimeout(settings.answer);
                 return Err(NotForwarded::Answer(forwarder.error_response(&late, allowed).await));
@@ -293,7 +293,7 @@ impl FastConnection<'_> {
 
     /// Sends the request on an open connection. An error is the failure to report, or how the
     /// client connection ended.
-    async fn send(&mut self) -> Result<Socket, Result<ForwardError, Left>> {
+    async fn send(&mut self) -> Result<Socket, Result<ForwardError, Ending>> {
         let upstreams = &self.forwarder.upstreams;
         for _ in 0..TRIES {
             let mut stream = match upstreams.pool.take_bare() {
@@ -303,7 +303,7 @@ impl FastConnection<'_> {
                     self.timer.set(upstreams.settings.connect.saturating_mul(2));
                     match self.meanwhile(upstreams.connect()).await {
                         Ok(connected) => connected.map_err(Ok)?,
-                        Err(Interruption::ClientGone) => return Err(Err(Left::Done)),
+                        Err(Interruption::ClientGone) => return Err(Err(Ending::Done)),
                         Err(Interruption::TimedOut) => {
                             return Err(Ok(ForwardError::ConnectTimeout(
                                 upstreams.settings.connect,
@@ -324,7 +324,7 @@ impl FastConnection<'_> {
             return match self.meanwhile(stream.write_all(&out[sent..])).await {
                 // A failed write shows as a missing response when the head is read.
                 Ok(_) => Ok(stream),
-                Err(Interruption::ClientGone) => Err(Err(Left::Done)),
+                Err(Interruption::ClientGone) => Err(Err(Ending::Done)),
                 Err(Interruption::TimedOut) => {
                     Err(Ok(ForwardError::AnswerTimeout(upstreams.settings.answer)))
                 }
@@ -367,7 +367,7 @@ impl FastConnection<'_> {
                 Poll::Pending => self.poll_interruption(context).map(|_| false),
             });
             if !more.await {
-                return Err(AfterFastPath::Ended(Left::Done));
+                return Err(AfterFastPath::Ended(Ending::Done));
             }
             self.flush().await?;
         }
@@ -411,7 +411,7 @@ impl FastConnection<'_> {
         let last = response.headers().contains_key(CONNECTION);
         self.out.clear();
         if write(&mut self.out, response).await.is_none() {
-            return Err(AfterFastPath::Ended(Left::Done));
+            return Err(AfterFastPath::Ended(Ending::Done));
         }
         self.flush().await?;
         if last { self.end().await } else { Ok(()) }
@@ -429,13 +429,13 @@ impl FastConnection<'_> {
                 };
                 match polled {
                     Poll::Ready(Ok(None)) => return Poll::Ready(Ok(())),
-                    Poll::Ready(Ok(Some(0)) | Err(_)) => return Poll::Ready(Err(Left::Done)),
+                    Poll::Ready(Ok(Some(0)) | Err(_)) => return Poll::Ready(Err(Ending::Done)),
                     Poll::Ready(Ok(Some(bytes))) => (at, waits) = (at + bytes, false),
                     Poll::Pending => {
                         if !std::mem::replace(&mut waits, true) {
                             self.timer.set(self.waits.unread);
                         }
-                        return self.timer.poll(context).map(|()| Err(Left::TooSlow));
+                        return self.timer.poll(context).map(|()| Err(Ending::TooSlow));
                     }
                 }
             }
@@ -454,7 +454,7 @@ impl FastConnection<'_> {
             Poll::Pending => self.timer.poll(context),
         })
         .await;
-        Err(AfterFastPath::Ended(Left::Done))
+        Err(AfterFastPath::Ended(Ending::Done))
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::body::RequestBody;
 use super::socket::Socket;
-use crate::listen::wire::Begun;
+use crate::listen::wire::Prefixed;
 
 /// The most bytes of a response's head, and of one read of a body.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -179,7 +179,7 @@ impl IdleConnection {
 /// it is discarded, and hyper reads the bytes of the response that have arrived.
 #[derive(Debug)]
 struct ReplayStream {
-    read: Begun<Socket>,
+    read: Prefixed<Socket>,
     sent: Option<Replay>,
 }
 
@@ -257,7 +257,7 @@ impl AsyncWrite for ReplayStream {
 impl Http1Connection {
     /// A new connection on this stream.
     pub(super) async fn on(stream: Socket) -> Result<Http1Connection, hyper::Error> {
-        Self::of(ReplayStream { read: Begun { bytes: Vec::new(), at: 0, stream }, sent: None })
+        Self::of(ReplayStream { read: Prefixed { bytes: Vec::new(), at: 0, stream }, sent: None })
             .await
     }
 
@@ -268,7 +268,7 @@ impl Http1Connection {
         bytes: Vec<u8>,
     ) -> Result<Http1Connection, hyper::Error> {
         Self::of(ReplayStream {
-            read: Begun { bytes, at: 0, stream },
+            read: Prefixed { bytes, at: 0, stream },
             sent: Some(Replay::Waiting(None)),
         })
         .await

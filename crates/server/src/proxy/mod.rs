@@ -49,10 +49,10 @@ use self::tunnel::Tunnel;
 use self::upstream::{SentRequest, Upstreams};
 use self::window::WindowWatch;
 use crate::engine::Engine;
-use crate::listen::http::{Left, Waits, attend, builder};
-use crate::listen::pace::{Pace, Paced};
-use crate::listen::turns::{Rounds, Turns};
-use crate::listen::{self, Entrance, Stream, Visitor};
+use crate::listen::http::{Ending, Timeouts, builder, drive};
+use crate::listen::progress::{Progress, Tracked};
+use crate::listen::scheduler::{RequestQueue, RequestScheduler};
+use crate::listen::{self, Connection, Listener, Stream};
 use crate::observe::log::Field;
 use crate::observe::metrics::Refusal;
 
@@ -63,7 +63,7 @@ const SWEEP: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 struct ProxyConnection {
     peer: ConnectionPeer,
-    pace: Arc<Pace>,
+    progress: Arc<Progress>,
     /// The tunnel that the connection becomes after an upgrade.
     tunnel: Mutex<Option<Tunnel>>,
     /// What the fast path did already for the first request on the general path.
@@ -76,15 +76,15 @@ struct ProxyConnection {
 
 /// Serves until `shutdown`, then finishes the requests in flight.
 pub(crate) async fn serve_at(
-    entrance: Entrance,
+    listener: Listener,
     engine: Engine,
     settings: ProxySettings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let (bounds, unread) = (entrance.bounds().clone(), settings.idle);
+    let (bounds, unread) = (listener.bounds().clone(), settings.idle);
     let waits = move || {
         let bounds = bounds.get();
-        Waits { patience: bounds.patience, unread, idle: bounds.idle }
+        Timeouts { patience: bounds.patience, unread, idle: bounds.idle }
     };
     let upstreams = Arc::new(Upstreams::new(settings));
     let (files, wanted) = (upstreams.files.reserved, upstreams.settings.most_connections());
@@ -97,7 +97,7 @@ pub(crate) async fn serve_at(
     }
     let forwarder = Arc::new(Forwarder { engine, upstreams: Arc::clone(&upstreams) });
     let down = shutdown.clone();
-    let received = entrance.receive(shutdown, move |accepted| {
+    let received = listener.serve(shutdown, move |accepted| {
         serve_connection(Arc::clone(&forwarder), accepted, waits(), down.clone())
     });
     let sweeping = async {
@@ -115,17 +115,17 @@ pub(crate) async fn serve_at(
 /// Serves one client connection until it ends.
 async fn serve_connection(
     forwarder: Arc<Forwarder>,
-    accepted: Visitor,
-    waits: Waits,
+    accepted: Connection,
+    waits: Timeouts,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let Visitor { mut stream, peer, place, .. } = accepted;
-    let pace = Arc::new(Pace::default());
+    let Connection { mut stream, peer, slot, .. } = accepted;
+    let progress = Arc::new(Progress::default());
     let secure = matches!(stream, Stream::Tls(_));
     let peer = ConnectionPeer::new(peer.ip(), secure);
     let shared = Arc::new(ProxyConnection {
         peer,
-        pace: Arc::clone(&pace),
+        progress: Arc::clone(&progress),
         tunnel: Mutex::default(),
         handed_over: Mutex::default(),
         windows: Arc::default(),
@@ -138,11 +138,11 @@ async fn serve_connection(
     if forwarder.upstreams.has_fast_path() {
         match forwarder.serve_fast_path(&mut stream, &shared, waits, &mut shutdown).await {
             AfterFastPath::GeneralPath(read) => bytes = read,
-            AfterFastPath::Ended(Left::Done) => return,
-            AfterFastPath::Ended(Left::TooSlow) => return refused(Refusal::Slow),
+            AfterFastPath::Ended(Ending::Done) => return,
+            AfterFastPath::Ended(Ending::TooSlow) => return refused(Refusal::Slow),
         }
     }
-    let stream = listen::wire::Begun { bytes, at: 0, stream };
+    let stream = listen::wire::Prefixed { bytes, at: 0, stream };
     let service = {
         let (forwarder, shared) = (Arc::clone(&forwarder), Arc::clone(&shared));
         service_fn(move |request| {
@@ -151,26 +151,26 @@ async fn serve_connection(
             Box::pin(async move { Ok::<_, Infallible>(forwarder.answer(request, &shared).await) })
         })
     };
-    let turns = Turns::default();
-    let (builder, mut rounds) =
-        (builder(forwarder.engine.protocol(), turns.clone()), Rounds::of(turns));
+    let queue = RequestQueue::default();
+    let (builder, mut scheduler) =
+        (builder(forwarder.engine.protocol(), queue.clone()), RequestScheduler::of(queue));
     let left = {
-        let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
+        let io = TokioIo::new(Tracked::new(stream, Arc::clone(&progress)));
         let connection = pin!(builder.serve_connection_with_upgrades(io, service));
         tokio::select! {
-            left = attend(connection, &mut rounds, &pace, waits, &mut shutdown) => left,
-            () = shared.windows.stalled(waits.unread) => Left::TooSlow,
+            left = drive(connection, &mut scheduler, &progress, waits, &mut shutdown) => left,
+            () = shared.windows.stalled(waits.unread) => Ending::TooSlow,
         }
     };
     // Requests in flight end with the connection.
-    rounds.end().await;
-    if pace.was_flooded() {
+    scheduler.end().await;
+    if progress.was_flooded() {
         refused(Refusal::Flood);
     }
-    if let Some(socket) = pace.misused() {
-        return place.hold(socket, &mut shutdown).await;
+    if let Some(socket) = progress.abused_socket() {
+        return slot.hold(socket, &mut shutdown).await;
     }
-    if left == Left::TooSlow {
+    if left == Ending::TooSlow {
         return refused(Refusal::Slow);
     }
     let tunnel = shared.tunnel.lock().take();

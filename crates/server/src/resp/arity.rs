@@ -1,10 +1,10 @@
-//! Which commands there are, and how many words each takes. Checked before a command runs: `MULTI`
-//! reports these mistakes when a command is queued.
+//! The commands and how many words each takes. Checked before a command runs: in a transaction these
+//! errors are reported when a command is queued.
 
 use super::frame::MAX_WORDS;
 use crate::nearest::nearest;
 
-/// What is wrong with a command of this name, in capitals, that has so many words behind its name.
+/// The error for a command of this name, in capitals, with this many words behind its name.
 pub(crate) fn problem(name: &[u8], words: usize) -> Option<String> {
     let (least, most) = match name {
         // redis-cell answers its own usage line.
@@ -52,7 +52,7 @@ pub(crate) fn usage(name: &[u8]) -> String {
     }
 }
 
-/// Everything that begins with `TG.`, as errors list it.
+/// The `TG.` commands, as errors list them.
 const VERBS: &str = "CHECK, PEEK, TAKE, DEBIT, REFUND, RESET, RESERVE, SETTLE, LEASE, RELEASE, RULES, RESETRULE, RESETRULES or MARK";
 
 /// The error for a command that does not exist.
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mistake_is_named_with_what_was_expected() {
+    fn errors_say_what_was_expected() {
         for (name, words, expected) in [
             ("TG.CHECK", 2, None),
             (

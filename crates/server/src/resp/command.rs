@@ -1,5 +1,5 @@
-//! Commands into answers. What clients send when they connect is answered as Redis does; everything
-//! that decides goes to the engine.
+//! Answers commands: those that decide by the engine, those that clients send when they connect as
+//! Redis does.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use tidegate::{Check, Decision, Id, Limit, Limits, Op, Scope, Source, Subject, V
 use tokio::time::Instant;
 
 use super::arity;
-use super::fast_path::Alike;
-use super::frame::{Known, Words};
+use super::fast_path::PreparedShape;
+use super::frame::{LastCommand, Words};
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
 use super::transaction::Transaction;
@@ -24,49 +24,49 @@ use crate::observe::metrics::Refusal;
 use crate::protocol::Protocol;
 use crate::reset::{Emptied, Target};
 
-/// Keys of `CL.THROTTLE` are a namespace of their own. No rule can have this name.
+/// The namespace of keys of `CL.THROTTLE`. No rule can have this name.
 pub(crate) const CELL: &str = "cl:throttle";
 pub(crate) const CELL_SCOPE: Scope<'static> = Scope::Rule(Cow::Borrowed(CELL));
 
 /// The options of a `TG.` command, as errors name them.
 const OPTIONS: &str = "COST n, RESERVED n, ID n or AS MAP";
 
-/// What one connection knows.
+/// The state of one connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) engine: Engine,
     pub(crate) guard: Arc<Guard>,
     pub(crate) caller: Caller,
-    /// Calls of administrators are answered here, and not at a listener of their own.
+    /// Whether administration commands are answered here; otherwise they have a listener of their
+    /// own.
     pub(crate) has_admin_calls: bool,
     pub(crate) may: May,
     pub(crate) number: i64,
     pub(crate) name: Vec<u8>,
     pub(crate) closing: bool,
-    /// By when the command must be here whose first bytes have come.
+    /// The deadline of a command that has begun to arrive.
     pub(crate) begun: Option<Instant>,
-    /// The limits of the last `TG.` call and how they were written: most connections ask about the
-    /// same ones.
+    /// The limits of the last `TG.` command and their text: most connections repeat them.
     last: Option<(Vec<u8>, Limits)>,
-    /// The same for `CL.THROTTLE`.
+    /// The limit of the last `CL.THROTTLE`.
     throttle: Parameters,
-    /// The last command that was read.
-    pub(crate) known: Known,
-    /// What commands like that ask.
-    pub(crate) alike: Alike,
+    /// The last command.
+    pub(crate) known: LastCommand,
+    /// The batch that commands of its shape are checked in.
+    pub(crate) fast_path: PreparedShape,
     /// The commands since `MULTI`.
     pub(crate) transaction: Transaction,
-    /// Room for the words of commands.
+    /// An allocation for the words of commands.
     pub(crate) words: Words<'static>,
-    /// Room for where they end.
-    pub(crate) ends: Vec<super::turn::End>,
+    /// An allocation for their ends.
+    pub(crate) ends: Vec<super::turn::CommandEnd>,
 }
 
-/// A command that was read.
+/// A parsed command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command<'b, 'a> {
     pub(crate) words: &'b [&'a [u8]],
-    /// How many bytes it takes.
+    /// Its length in bytes.
     pub(crate) bytes: usize,
 }
 
@@ -85,52 +85,52 @@ impl Session {
             begun: None,
             last: None,
             throttle: Parameters::default(),
-            known: Known::default(),
-            alike: Alike::default(),
+            known: LastCommand::default(),
+            fast_path: PreparedShape::default(),
             transaction: Transaction::None,
             words: Words::new(),
             ends: Vec::new(),
         }
     }
 
-    /// What is asked most, if it is asked properly: to be decided beside others that came with it.
-    pub(crate) fn question<'w>(&mut self, words: &[&'w [u8]]) -> Option<Question<'w>> {
+    /// A `CL.THROTTLE` or `TG.CHECK` that can be decided concurrently with the commands behind it.
+    pub(crate) fn batchable<'w>(&mut self, words: &[&'w [u8]]) -> Option<BatchedCheck<'w>> {
         match words {
             _ if self.may == May::Nothing => None,
             [name, rest @ ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
                 let asked = Throttle::read(rest, &mut self.throttle)
                     .ok()
                     .filter(|asked| asked.op == Op::Check)?;
-                Some(Question {
+                Some(BatchedCheck {
                     key: rest[0],
                     cost: asked.cost,
-                    under: Under::Throttle(*asked.limit),
+                    under: CheckedLimits::Throttle(*asked.limit),
                 })
             }
             [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
-                let Ok(Options { cost, reserved: None, id: None, as_map: false }) =
-                    Options::read(options)
+                let Ok(CheckOptions { cost, reserved: None, id: None, as_map: false }) =
+                    CheckOptions::read(options)
                 else {
                     return None;
                 };
-                Some(Question {
+                Some(BatchedCheck {
                     key,
                     cost: cost.unwrap_or(1),
-                    under: Under::Limits(self.limits(limit).ok()?),
+                    under: CheckedLimits::Limits(self.limits(limit).ok()?),
                 })
             }
             _ => None,
         }
     }
 
-    /// Decides several questions at once: who waits for a remote store waits once for all of them.
-    /// They are asked in the order in which they came.
-    pub(crate) async fn answer_all(&self, questions: &[Question<'_>], out: &mut Replies) {
-        let checks: Vec<Check<'_>> = questions.iter().map(Question::check).collect();
+    /// Decides several checks concurrently, so that a remote store costs one round trip. They reach
+    /// the store in order.
+    pub(crate) async fn answer_all(&self, checked: &[BatchedCheck<'_>], out: &mut Replies) {
+        let checks: Vec<Check<'_>> = checked.iter().map(BatchedCheck::check).collect();
         let decided = join_all(checks.iter().map(|check| self.engine.check(check))).await;
-        for (question, decided) in questions.iter().zip(decided) {
+        for (check, decided) in checked.iter().zip(decided) {
             match decided {
-                Ok(decision) if matches!(question.under, Under::Throttle(_)) => {
+                Ok(decision) if matches!(check.under, CheckedLimits::Throttle(_)) => {
                     out.throttle(
                         Throttle::numbers(decision.allowed(), decision.binding()),
                         decision.source(),
@@ -166,7 +166,7 @@ impl Session {
             }
             (b"RESET", []) => {
                 (self.may, self.name) = (self.guard.without_token(), Vec::new());
-                (out.three, out.marked) = (false, false);
+                (out.is_resp3, out.has_source) = (false, false);
                 self.transaction = Transaction::None;
                 out.simple("RESET");
             }
@@ -178,7 +178,7 @@ impl Session {
         }
     }
 
-    /// Answers a command that exists and has as many words as it needs.
+    /// Answers a known command with a valid number of words.
     async fn dispatch(&mut self, name: &[u8], rest: &[&[u8]], out: &mut Replies) {
         match name {
             b"CL.THROTTLE" => self.throttle(rest, out).await,
@@ -186,7 +186,7 @@ impl Session {
             b"TG.RESETRULE" | b"TG.RESETRULES" => self.reset_rules(&name[3..], rest, out).await,
             b"TG.MARK" => match rest {
                 [word] if word.eq_ignore_ascii_case(b"ON") || word.eq_ignore_ascii_case(b"OFF") => {
-                    out.marked = word.eq_ignore_ascii_case(b"ON");
+                    out.has_source = word.eq_ignore_ascii_case(b"ON");
                     out.simple("OK");
                 }
                 _ => out.error(&arity::usage(name)),
@@ -194,12 +194,12 @@ impl Session {
             b"MULTI" | b"EXEC" | b"DISCARD" | b"WATCH" | b"UNWATCH" => self.transact(name, out),
             _ => match name.strip_prefix(b"TG.") {
                 Some(verb) => self.decide(verb, rest, out).await,
-                None => self.courtesy(name, rest, out),
+                None => self.answer_client_command(name, rest, out),
             },
         }
     }
 
-    /// Answers a token that was not admitted.
+    /// Answers a token that is wrong or was not looked at.
     pub(crate) fn wrong(&self, refused: Admission, out: &mut Replies) {
         let observer = self.engine.observer();
         if let Admission::Limited(wait) = refused {
@@ -211,8 +211,7 @@ impl Session {
         out.error("WRONGPASS invalid username-password pair or user is disabled.");
     }
 
-    /// The error for a call of administrators that is answered elsewhere or needs another token, if
-    /// so.
+    /// The error for an administration command that is answered elsewhere or needs another token.
     fn not_admin(&self, name: &str) -> Option<String> {
         if !self.has_admin_calls {
             return Some(format!(
@@ -260,7 +259,7 @@ impl Session {
         let [key, limit, options @ ..] = rest else {
             return out.error(&arity::usage(&[b"TG.", verb].concat()));
         };
-        let asked = match Options::read(options) {
+        let asked = match CheckOptions::read(options) {
             Ok(asked) => asked,
             Err(problem) => return out.error(&problem),
         };
@@ -296,8 +295,8 @@ impl Session {
         }
     }
 
-    /// `TG.RULES attribute value … [COST n] [AS MAP]`. Options come last, each at most once; what
-    /// stands before them are attributes, whatever their names.
+    /// `TG.RULES attribute value … [COST n] [AS MAP]`. Options come last, each at most once;
+    /// everything before them is an attribute, whatever its name.
     async fn rules(&mut self, rest: &[&[u8]], out: &mut Replies) {
         let (mut attributes, mut has_cost, mut has_map) = (rest, false, false);
         while let [before @ .., name, value] = attributes {
@@ -311,7 +310,7 @@ impl Session {
             }
             attributes = before;
         }
-        let options = match Options::read(&rest[attributes.len()..]) {
+        let options = match CheckOptions::read(&rest[attributes.len()..]) {
             Ok(options) => options,
             Err(problem) => return out.error(&problem),
         };
@@ -427,44 +426,44 @@ fn pairs(words: &[&[u8]]) -> Result<Vec<(String, String)>, String> {
     }
 }
 
-/// A check that came with others.
-pub(crate) struct Question<'w> {
+/// A check that can be decided with others of the same turn.
+pub(crate) struct BatchedCheck<'w> {
     key: &'w [u8],
     pub(crate) cost: u64,
-    pub(crate) under: Under,
+    pub(crate) under: CheckedLimits,
 }
 
-pub(crate) enum Under {
-    /// The limit of a `CL.THROTTLE`, which is also answered as such.
+pub(crate) enum CheckedLimits {
+    /// The limit of a `CL.THROTTLE`.
     Throttle(Limit),
     Limits(Limits),
 }
 
-impl Question<'_> {
+impl BatchedCheck<'_> {
     fn check(&self) -> Check<'_> {
         match &self.under {
-            Under::Throttle(limit) => {
+            CheckedLimits::Throttle(limit) => {
                 let subject = Subject { scope: CELL_SCOPE, key: self.key.into() };
                 Check::new().charge_subject(subject, [limit], self.cost)
             }
-            Under::Limits(limits) => Check::new().charge(self.key, limits, self.cost),
+            CheckedLimits::Limits(limits) => Check::new().charge(self.key, limits, self.cost),
         }
     }
 }
 
-/// What may follow a key and a limit.
+/// The options of a `TG.` command.
 #[derive(Default)]
-struct Options {
+struct CheckOptions {
     cost: Option<u64>,
     reserved: Option<u64>,
     id: Option<Id>,
-    /// `AS MAP`: the answer has names.
+    /// `AS MAP`: the answer is a map.
     as_map: bool,
 }
 
-impl Options {
-    fn read(words: &[&[u8]]) -> Result<Options, String> {
-        let mut options = Options::default();
+impl CheckOptions {
+    fn read(words: &[&[u8]]) -> Result<CheckOptions, String> {
+        let mut options = CheckOptions::default();
         for pair in words.chunks(2) {
             let name = pair[0].to_ascii_uppercase();
             let [_, value] = pair else {

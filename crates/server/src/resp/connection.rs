@@ -19,19 +19,19 @@ use super::turn::answer_turn;
 use crate::observe::metrics::Refusal;
 use crate::protocol::Protocol;
 
-/// How much is read at once: a pipeline of some two hundred commands.
+/// Bytes per read: a pipeline of about two hundred commands.
 const READ_BYTES: usize = 16 << 10;
-/// The most room for answers that a connection keeps when it has nothing to do.
+/// Capacity for answers that an idle connection keeps.
 const MAX_KEPT_BYTES: usize = 64 << 10;
-/// How long after the order to stop commands are still read.
-const LAST_CALL: Duration = Duration::from_secs(2);
-/// How long the runtime may take to notice what has arrived.
-const MOMENT: Duration = Duration::from_millis(50);
-/// How long to wait at the end for the other side to have read everything.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// How long commands are still read after shutdown has begun.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+/// How long the runtime may take to notice bytes that have arrived.
+const ARRIVAL_GRACE: Duration = Duration::from_millis(50);
+/// How long a closing connection waits for the client to read its answers.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// One connection, to its end.
-pub(super) async fn converse(
+/// Serves one connection to its end.
+pub(super) async fn serve_connection(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     mut session: Session,
     settings: RespSettings,
@@ -43,17 +43,17 @@ pub(super) async fn converse(
     let mut down = false;
     let order = shutdown.clone();
     let mut stop = pin!(shutdown.wait_for(|down| *down));
-    // One timer for the whole conversation: setting one for every wait would cost more than a
-    // decision. When it rings, it is looked at whether anything was heard since it was set.
-    let mut bell = pin!(sleep(settings.idle));
-    let mut heard = false;
-    // Whether the order to stop and the timer know whom to wake.
-    let mut told = false;
-    let mut last_call = None;
+    // One timer per connection: setting one for every wait would cost more than a decision. When
+    // it expires, the connection is idle if nothing was read since it was set.
+    let mut idle_timer = pin!(sleep(settings.idle));
+    let mut has_read = false;
+    // Whether shutdown and timer have the waker of this task.
+    let mut is_registered = false;
+    let mut shutdown_deadline = None;
     loop {
         let turn = answer_turn(&bytes, &mut session, &mut out).await;
         bytes.drain(..turn.used);
-        // It has grown for one long command only.
+        // The buffer has grown for one long command.
         if bytes.is_empty() && bytes.capacity() > READ_BYTES {
             bytes.shrink_to(READ_BYTES);
         }
@@ -75,25 +75,29 @@ pub(super) async fn converse(
             }
         }
         if session.closing {
-            return leave(&mut stream).await;
+            return close(&mut stream).await;
         }
         if turn.more {
             tokio::task::yield_now().await;
             continue;
         }
         if down && bytes.is_empty() {
-            // What had been sent before the order to stop is answered, too. Who goes on sending
-            // must not keep the listener open.
-            let last = *last_call.get_or_insert_with(|| Instant::now() + LAST_CALL);
-            let more = if Instant::now() < last { now(&mut stream, &mut bytes).await? } else { 0 };
+            // Answer what was sent before shutdown began, within a bound: a client that keeps
+            // sending must not keep the listener open.
+            let last = *shutdown_deadline.get_or_insert_with(|| Instant::now() + SHUTDOWN_GRACE);
+            let more = if Instant::now() < last {
+                read_arrived(&mut stream, &mut bytes).await?
+            } else {
+                0
+            };
             if more == 0 {
-                return leave(&mut stream).await;
+                return close(&mut stream).await;
             }
             continue;
         }
         let begun = !bytes.is_empty();
         if begun {
-            // Whoever begins a command ends it soon, however many pieces he sends it in.
+            // A command has one deadline, however many pieces it arrives in.
             let end = *session.begun.get_or_insert_with(|| Instant::now() + settings.patience);
             tokio::select! {
                 biased;
@@ -112,62 +116,63 @@ pub(super) async fn converse(
             if let Poll::Ready(read) = read.as_mut().poll(context) {
                 return Poll::Ready(Event::Read(read));
             }
-            // The others have been told whom to wake. To ask them again after every command would
-            // cost as much as a decision, so it is only looked at whether one of them has called
-            // already; if one does so from now on, this is asked again.
-            let has_called = bell.is_elapsed() || (!down && order.has_changed().unwrap_or(true));
-            if std::mem::take(&mut is_first) && told && !has_called {
+            // Shutdown and timer already have the waker. Polling them after every command would
+            // cost as much as a decision, so only check whether one of them is ready.
+            let is_other_ready =
+                idle_timer.is_elapsed() || (!down && order.has_changed().unwrap_or(true));
+            if std::mem::take(&mut is_first) && is_registered && !is_other_ready {
                 return Poll::Pending;
             }
-            told = true;
+            is_registered = true;
             if !down && stop.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Event::Stop);
             }
-            bell.as_mut().poll(context).map(|()| Event::Bell)
+            idle_timer.as_mut().poll(context).map(|()| Event::IdleTimer)
         });
         match event.await {
             Event::Read(read) => {
-                heard = true;
+                has_read = true;
                 if read? == 0 {
                     return Ok(());
                 }
             }
             Event::Stop => down = true,
-            Event::Bell if !heard => return Err(io::ErrorKind::TimedOut.into()),
-            Event::Bell => {
-                (heard, told) = (false, false);
-                bell.as_mut().reset(Instant::now() + settings.idle);
+            Event::IdleTimer if !has_read => return Err(io::ErrorKind::TimedOut.into()),
+            Event::IdleTimer => {
+                (has_read, is_registered) = (false, false);
+                idle_timer.as_mut().reset(Instant::now() + settings.idle);
             }
         }
     }
 }
 
-/// What a connection waits for between two commands.
+/// The next event of a connection between two commands.
 enum Event {
     Read(io::Result<usize>),
     Stop,
-    Bell,
+    IdleTimer,
 }
 
-/// Says goodbye. Closing while something unread has arrived would take back answers that are still
-/// under way; so what comes is read and forgotten until the other side has closed, for a moment at
-/// most.
-async fn leave(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+/// Closes a connection. Closing a socket with unread bytes would discard answers in flight, so
+/// input is drained until the client closes, for at most [`CLOSE_TIMEOUT`].
+async fn close(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
     stream.shutdown().await?;
     let mut rest = [0; 4096];
     let drain = async { while matches!(stream.read(&mut rest).await, Ok(1..)) {} };
-    let _ = tokio::time::timeout(FAREWELL, drain).await;
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, drain).await;
     Ok(())
 }
 
-/// Reads what has already arrived. The runtime may not have heard of it yet, so it is given a
-/// moment.
-async fn now(stream: &mut (impl AsyncRead + Unpin), bytes: &mut Vec<u8>) -> io::Result<usize> {
-    timeout(MOMENT, stream.read_buf(bytes)).await.unwrap_or(Ok(0))
+/// Reads bytes that have already arrived. The runtime may not have noticed them yet.
+async fn read_arrived(
+    stream: &mut (impl AsyncRead + Unpin),
+    bytes: &mut Vec<u8>,
+) -> io::Result<usize> {
+    timeout(ARRIVAL_GRACE, stream.read_buf(bytes)).await.unwrap_or(Ok(0))
 }
 
 async fn within<T>(patience: Duration, io: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    // Nearly always it can be done at once, and then no timer is needed.
+    // Most writes complete at the first poll and need no timer.
     let mut io = pin!(io);
     if let Poll::Ready(done) = poll_fn(|context| Poll::Ready(io.as_mut().poll(context))).await {
         return done;

@@ -1,78 +1,84 @@
-//! Commands that differ from the one before them in nothing but their key, which is what most
-//! connections send: the shortest way. What they ask is read once, and of each only its key is
-//! looked at. The answers are the same as by the way that all others go.
+//! The fast path of RESP: a command that differs from the one before it only in its key.
+//!
+//! Its operation, limit and cost are read once; of each further command only the key is. The general
+//! path answers everything else, and a property test holds both to the same answers and counts.
 
 use tidegate::batch::Prepared;
 use tidegate::{Limit, Scope, Source};
 
-use super::command::{CELL, CELL_SCOPE, Session, Under};
-use super::frame::{Key, NO_SHAPE, Shape};
+use super::command::{CELL, CELL_SCOPE, CheckedLimits, Session};
+use super::frame::{FoundKey, NO_SHAPE, Shape};
 use super::reply::Replies;
 use super::throttle::Throttle;
 use super::turn::MAX_ANSWERS_BYTES;
 use crate::auth::May;
 
-/// Keys that are read before the first of them is decided, so that their memory is fetched
-/// meanwhile.
+/// Keys that are read before the first of them is decided, so that the store can prefetch their
+/// state.
 const AHEAD: usize = 16;
 
-/// What commands of one shape ask, if they can be answered here.
+/// The shape of the last command, and its batch if the fast path can answer it.
 #[derive(Debug)]
-pub(crate) struct Alike {
+pub(crate) struct PreparedShape {
     shape: Shape,
-    asked: Option<Asked>,
+    batch: Option<PreparedBatch>,
 }
 
-/// Their keys are all that is missing.
+/// Everything a command of this shape asks for, except its key.
 #[derive(Debug)]
-struct Asked {
+struct PreparedBatch {
     prepared: Prepared,
     cost: u64,
     is_throttle: bool,
 }
 
-impl Default for Alike {
+impl Default for PreparedShape {
     fn default() -> Self {
-        Alike { shape: NO_SHAPE, asked: None }
+        PreparedShape { shape: NO_SHAPE, batch: None }
     }
 }
 
-/// Commands that were answered, and how many bytes they took.
+/// How many commands were answered, and how many bytes they took.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Answered {
+pub(crate) struct AnsweredCommands {
     pub(crate) commands: usize,
     pub(crate) bytes: usize,
 }
 
 impl Session {
-    /// Answers commands at the front of `bytes`, at most so many, for as long as they are like the
-    /// last that was read.
-    pub(crate) fn answer_alike(
+    /// Answers at most `most` commands at the front of `bytes`, up to the first that has another
+    /// shape than the last command.
+    pub(crate) fn answer_fast(
         &mut self,
         bytes: &[u8],
         most: usize,
         out: &mut Replies,
-    ) -> Answered {
-        let mut answered = Answered::default();
-        let is_for_others = self.alike.asked.is_none() && self.alike.shape == self.known.shape();
-        if is_for_others || self.may == May::Nothing {
+    ) -> AnsweredCommands {
+        let mut answered = AnsweredCommands::default();
+        let is_for_general_path =
+            self.fast_path.batch.is_none() && self.fast_path.shape == self.known.shape();
+        if is_for_general_path || self.may == May::Nothing {
             return answered;
         }
         let mut keys = [(&[][..], 0); AHEAD];
         while out.bytes.len() <= MAX_ANSWERS_BYTES {
             let (mut found, mut end) = (0, answered.bytes);
             for key in keys.iter_mut().take(most - answered.commands) {
-                let Some(Key { bytes: own, taken }) = self.known.key(&bytes[end..]) else { break };
+                let Some(FoundKey { bytes: own, taken }) = self.known.key(&bytes[end..]) else {
+                    break;
+                };
                 (key.0, end) = (own, end + taken);
                 found += 1;
             }
             if found == 0 {
                 break;
             }
-            if self.alike.shape != self.known.shape() {
-                self.learn();
+            if self.fast_path.shape != self.known.shape() {
+                self.prepare();
             }
-            let Some(Asked { prepared, cost, is_throttle }) = &self.alike.asked else { break };
+            let Some(PreparedBatch { prepared, cost, is_throttle }) = &self.fast_path.batch else {
+                break;
+            };
             keys[..found].iter_mut().for_each(|key| key.1 = *cost);
             if *is_throttle {
                 self.engine.check_batch(prepared, CELL, &keys[..found], |verdict| {
@@ -83,7 +89,7 @@ impl Session {
                     out.verdict(verdict.allowed, verdict, &[], Source::Store);
                 });
             }
-            answered = Answered { commands: answered.commands + found, bytes: end };
+            answered = AnsweredCommands { commands: answered.commands + found, bytes: end };
         }
         if answered.commands > 0 {
             self.begun = None;
@@ -91,21 +97,20 @@ impl Session {
         answered
     }
 
-    /// Reads what the command asks that is known.
-    fn learn(&mut self) {
+    /// Prepares a batch for the shape of the last command.
+    fn prepare(&mut self) {
         let known = std::mem::take(&mut self.known);
-        let question = self.question(&known.words());
-        let before = self.alike.asked.take();
-        let asked = question.and_then(|question| {
-            let (limit, is_throttle): (Limit, bool) = match &question.under {
-                Under::Throttle(limit) => (*limit, true),
-                Under::Limits(limits) => match limits.as_slice() {
+        let before = self.fast_path.batch.take();
+        let batch = self.batchable(&known.words()).and_then(|check| {
+            let (limit, is_throttle): (Limit, bool) = match &check.under {
+                CheckedLimits::Throttle(limit) => (*limit, true),
+                CheckedLimits::Limits(limits) => match limits.as_slice() {
                     [limit] => (*limit, false),
                     _ => return None,
                 },
             };
             let prepared = match before {
-                Some(Asked { prepared, is_throttle: same, .. })
+                Some(PreparedBatch { prepared, is_throttle: same, .. })
                     if same == is_throttle && *prepared.limit() == limit =>
                 {
                     prepared
@@ -114,9 +119,9 @@ impl Session {
                     .engine
                     .prepare(if is_throttle { &CELL_SCOPE } else { &Scope::AdHoc }, &limit)?,
             };
-            Some(Asked { prepared, cost: question.cost, is_throttle })
+            Some(PreparedBatch { prepared, cost: check.cost, is_throttle })
         });
-        self.alike = Alike { shape: known.shape(), asked };
+        self.fast_path = PreparedShape { shape: known.shape(), batch };
         self.known = known;
     }
 }
@@ -138,8 +143,8 @@ mod tests {
     use crate::protocol::Protocol;
     use crate::rules::Rules;
 
-    /// One end of a connection over a store of its own.
-    struct Talk {
+    /// A connection over a store of its own.
+    struct TestConnection {
         clock: ManualClock,
         session: Session,
         out: Replies,
@@ -147,8 +152,8 @@ mod tests {
         answers: Vec<u8>,
     }
 
-    impl Talk {
-        fn begin() -> Talk {
+    impl TestConnection {
+        fn begin() -> TestConnection {
             let clock = ManualClock::new();
             clock.set(Timestamp::from_micros(1_700_000_000_000_000));
             let store = Backend::Memory(Memory::builder().clock(clock.clone()).build());
@@ -164,11 +169,17 @@ mod tests {
                 Caller::at([127, 0, 0, 1].into()),
                 1,
             );
-            Talk { clock, session, out: Replies::default(), bytes: Vec::new(), answers: Vec::new() }
+            TestConnection {
+                clock,
+                session,
+                out: Replies::default(),
+                bytes: Vec::new(),
+                answers: Vec::new(),
+            }
         }
 
-        /// As the listener does it.
-        async fn hear(&mut self, piece: &[u8]) {
+        /// Reads as the listener does.
+        async fn read(&mut self, piece: &[u8]) {
             self.bytes.extend_from_slice(piece);
             loop {
                 let turn = answer_turn(&self.bytes, &mut self.session, &mut self.out).await;
@@ -180,17 +191,17 @@ mod tests {
             }
         }
 
-        /// One command at a time, with nothing known of the one before: each goes the way that all
-        /// can go.
-        async fn hear_one_by_one(&mut self, piece: &[u8]) {
+        /// Reads one command at a time and forgets the one before, so that each takes the general
+        /// path.
+        async fn read_one_by_one(&mut self, piece: &[u8]) {
             self.bytes.extend_from_slice(piece);
             self.bytes =
                 answer_one_by_one(&self.bytes, &mut self.session, &mut self.out).await.to_vec();
             self.answers.append(&mut self.out.bytes);
         }
 
-        /// What was counted, and who was denied.
-        fn told(&self) -> (Vec<String>, Vec<(String, String, u64)>) {
+        /// The counted decisions, and the denied keys.
+        fn counts(&self) -> (Vec<String>, Vec<(String, String, u64)>) {
             let (engine, observer) = (&self.session.engine, self.session.engine.observer());
             let page = observer.metrics().text(engine.store(), 0);
             let decisions =
@@ -216,7 +227,7 @@ mod tests {
         format!("*{}\r\n{each}", words.len()).into_bytes()
     }
 
-    /// Commands that differ in their keys, in front of which anything may stand.
+    /// A run of commands that differ only in their keys.
     fn row() -> impl Strategy<Value = Vec<u8>> {
         let shapes = [
             "CL.THROTTLE KEY 2 3 60",
@@ -270,28 +281,28 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_differ_in_their_keys_go_the_short_way() {
+    fn commands_that_differ_only_in_their_keys_take_the_fast_path() {
         for shape in ["CL.THROTTLE KEY 15 30 60 1", "TG.CHECK KEY 10/s"] {
-            let mut talk = Talk::begin();
+            let mut connection = TestConnection::begin();
             let write = |key: &str| {
                 written(&shape.split(' ').map(|word| word.replace("KEY", key)).collect::<Vec<_>>())
             };
-            block_on(talk.hear(&write("first")));
+            block_on(connection.read(&write("first")));
             let rest: Vec<u8> =
                 ["other", "a", "of another length"].into_iter().flat_map(write).collect();
             let cut = [&rest[..], &rest[..20]].concat();
-            let answered = talk.session.answer_alike(&cut, TURN, &mut talk.out);
+            let answered = connection.session.answer_fast(&cut, TURN, &mut connection.out);
             assert_eq!((answered.commands, answered.bytes), (3, rest.len()), "{shape}");
             assert_eq!(
-                talk.session.answer_alike(&cut, 2, &mut talk.out).commands,
+                connection.session.answer_fast(&cut, 2, &mut connection.out).commands,
                 2,
                 "no more than that"
             );
-            talk.session.may = May::Nothing;
+            connection.session.may = May::Nothing;
             assert_eq!(
-                talk.session.answer_alike(&cut, TURN, &mut talk.out).commands,
+                connection.session.answer_fast(&cut, TURN, &mut connection.out).commands,
                 0,
-                "who is it?"
+                "an unauthenticated connection"
             );
         }
     }
@@ -299,10 +310,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
-        /// Whatever is sent, in whatever pieces, is answered as if each command had come alone, and
-        /// counted so.
+        /// Any commands, cut anywhere, are answered and counted as if each had arrived alone.
         #[test]
-        fn the_short_way_answers_as_the_long_one(
+        fn the_fast_path_answers_and_counts_as_the_general_path(
             rows in prop::collection::vec(row(), 1..6),
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..2),
             cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..2_000_000_u64), 0..6),
@@ -315,23 +325,23 @@ mod tests {
             let mut cuts: Vec<(usize, u64)> = cuts.iter().map(|(at, us)| (at.index(stream.len()), *us)).collect();
             cuts.push((stream.len(), 0));
             cuts.sort_unstable();
-            let (mut short, mut long) = (Talk::begin(), Talk::begin());
+            let (mut fast, mut general) = (TestConnection::begin(), TestConnection::begin());
             let mut from = 0;
             for (to, us) in cuts {
-                block_on(short.hear(&stream[from..to]));
-                block_on(long.hear_one_by_one(&stream[from..to]));
-                prop_assert_eq!(short.answers.escape_ascii().to_string(), long.answers.escape_ascii().to_string());
-                prop_assert_eq!(short.session.closing, long.session.closing);
-                if short.session.closing {
-                    break; // nobody hears what is left
+                block_on(fast.read(&stream[from..to]));
+                block_on(general.read_one_by_one(&stream[from..to]));
+                prop_assert_eq!(fast.answers.escape_ascii().to_string(), general.answers.escape_ascii().to_string());
+                prop_assert_eq!(fast.session.closing, general.session.closing);
+                if fast.session.closing {
+                    break; // the connection is closed
                 }
-                prop_assert_eq!(&short.bytes, &long.bytes);
-                for clock in [&short.clock, &long.clock] {
+                prop_assert_eq!(&fast.bytes, &general.bytes);
+                for clock in [&fast.clock, &general.clock] {
                     clock.advance(Duration::from_micros(us));
                 }
                 from = to;
             }
-            prop_assert_eq!(short.told(), long.told());
+            prop_assert_eq!(fast.counts(), general.counts());
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Bytes into commands: RESP arrays of strings, and lines as people type them. Memory is used only
-//! for bytes that came, and nothing is copied but the words of a typed line.
+//! Parses commands: RESP arrays of strings, and lines as people type them. Memory is allocated only
+//! for bytes that arrived, and only the words of a typed line are copied.
 
 use tidegate::store::MAX_KEY_BYTES;
 
@@ -7,9 +7,9 @@ use tidegate::store::MAX_KEY_BYTES;
 pub const MAX_WORDS: usize = 64;
 /// The largest command, in bytes.
 pub const MAX_COMMAND_BYTES: usize = 128 << 10;
-/// The largest command of somebody who has yet to say who he is.
+/// The largest command of an unauthenticated connection, in bytes.
 pub const MAX_UNKNOWN_BYTES: usize = 16 << 10;
-/// The longest line, typed by a person or before a length.
+/// The longest line: a typed command, or a length.
 pub const MAX_LINE_BYTES: usize = 4 << 10;
 
 /// The longest number before a length or a count, in bytes.
@@ -18,20 +18,20 @@ const MAX_NUMBER_BYTES: usize = 32;
 /// The words of a command, where they are in the bytes that were read.
 pub(crate) type Words<'a> = Vec<&'a [u8]>;
 
-/// What the next bytes are.
+/// The next item in the bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next<'a> {
-    /// A command, whose words were found, and how many bytes it takes. No words: nothing was asked.
+pub(crate) enum Parsed<'a> {
+    /// A command and how many bytes it takes. Without words, it is empty and has no answer.
     Command(usize),
-    /// A line as people type it, still to be [`split`], and how many bytes it takes.
+    /// A typed line, still to be [`split`], and how many bytes it takes.
     Line(&'a [u8], usize),
-    /// Not all of it is here yet.
+    /// More bytes are needed.
     Unfinished,
 }
 
-/// Bytes that are no command. The connection is closed after saying so.
+/// Why bytes are not a command. The connection gets the error and is closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Broken {
+pub(crate) enum FrameError {
     #[error("Protocol error: too big mbulk count string")]
     LongNumber,
     #[error("Protocol error: too big inline request")]
@@ -50,43 +50,42 @@ pub(crate) enum Broken {
     Http,
 }
 
-/// Reads one command from the front of `bytes`; its words are put behind those that are in `words`.
+/// Parses one command at the front of `bytes` and appends its words to `words`.
 pub(crate) fn next<'a>(
     bytes: &'a [u8],
     words: &mut Words<'a>,
     max_bytes: usize,
-) -> Result<Next<'a>, Broken> {
+) -> Result<Parsed<'a>, FrameError> {
     match bytes.first() {
-        None => Ok(Next::Unfinished),
+        None => Ok(Parsed::Unfinished),
         Some(b'*') => array(bytes, words, max_bytes),
         Some(_) => line(bytes),
     }
 }
 
-/// The last command of a connection and where its words are: most commands differ from the one
-/// before them in nothing but their key, and then there is nothing to parse.
+/// The last command of a connection and where its words are. Most commands differ from the one
+/// before only in their key; such a command needs no parsing.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct LastCommand {
     bytes: Vec<u8>,
-    /// Where its words are: the second is the key.
+    /// The ranges of its words; the second word is the key.
     words: Vec<(usize, usize)>,
-    /// How often one was remembered.
+    /// How many commands were remembered.
     shape: Shape,
 }
 
-/// A number that commands have in common which differ in nothing but their keys. [`NO_SHAPE`] says
-/// nothing.
+/// A number shared by commands that differ only in their keys. [`NO_SHAPE`] matches none.
 pub(crate) type Shape = u64;
 pub(crate) const NO_SHAPE: Shape = 0;
 
 /// The largest command that is remembered, in bytes and in words.
 const MAX_KNOWN: (usize, usize) = (256, 8);
-/// The longest key of one that is taken for the same command.
+/// The longest key that is recognized.
 const MAX_KNOWN_KEY: usize = MAX_KEY_BYTES;
 
-impl Known {
-    /// Remembers the command at the front of `bytes`, which takes so many of them; or none, if it
-    /// has no key or is large.
+impl LastCommand {
+    /// Remembers the command in the first `taken` bytes. Forgets instead if it has no key or is
+    /// large.
     pub(crate) fn remember<'a>(&mut self, bytes: &'a [u8], taken: usize, words: &[&'a [u8]]) {
         self.bytes.clear();
         self.words.clear();
@@ -101,105 +100,116 @@ impl Known {
         }));
     }
 
-    /// Nothing is known.
+    /// Forgets the last command.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn forget(&mut self) {
         self.bytes.clear();
         self.words.clear();
     }
 
-    /// Its shape.
+    /// The shape of the last command.
     pub(crate) fn shape(&self) -> Shape {
         if self.words.is_empty() { NO_SHAPE } else { self.shape }
     }
 
-    /// Its words.
+    /// The words of the last command.
     pub(crate) fn words(&self) -> Words<'_> {
         self.words.iter().map(|(from, to)| &self.bytes[*from..*to]).collect()
     }
 
-    /// If the front of `bytes` is that command but for its key: the key, as [`next`] would find it,
-    /// and how many bytes the command takes.
+    /// The key of the command at the front of `bytes`, if only its key differs from the last
+    /// command.
     #[inline]
-    pub(crate) fn key<'a>(&self, bytes: &'a [u8]) -> Option<Key<'a>> {
+    pub(crate) fn key<'a>(&self, bytes: &'a [u8]) -> Option<FoundKey<'a>> {
         let (from, to) = *self.words.get(1)?;
-        // Most keys are as long as the one before.
+        // Fast check: most keys have the length of the one before.
         match bytes.get(..self.bytes.len()) {
             Some(own) if own[..from] == self.bytes[..from] && own[to..] == self.bytes[to..] => {
-                Some(Key { bytes: &own[from..to], taken: own.len() })
+                Some(FoundKey { bytes: &own[from..to], taken: own.len() })
             }
             _ => self.key_of_other_length(bytes),
         }
     }
 
     #[inline(never)]
-    fn key_of_other_length<'a>(&self, bytes: &'a [u8]) -> Option<Key<'a>> {
+    fn key_of_other_length<'a>(&self, bytes: &'a [u8]) -> Option<FoundKey<'a>> {
         let (name, key) = (self.words.first()?, self.words.get(1)?);
-        // Behind the name there is the end of its line, and the length of the key behind a dollar.
+        // The name is followed by CRLF, `$`, and the length of the key.
         let length_at = name.1 + 3;
         if bytes.get(..length_at)? != &self.bytes[..length_at] {
             return None;
         }
-        let (length, from) = number(bytes, length_at, Broken::Length).ok()??;
+        let (length, from) = number(bytes, length_at, FrameError::Length).ok()??;
         let length = usize::try_from(length).ok().filter(|length| *length <= MAX_KNOWN_KEY)?;
         let (to, rest) = (from + length, &self.bytes[key.1..]);
         let is_same = bytes.get(to..to + rest.len())? == rest;
-        is_same.then(|| Key { bytes: &bytes[from..to], taken: to + rest.len() })
+        is_same.then(|| FoundKey { bytes: &bytes[from..to], taken: to + rest.len() })
     }
 }
 
-/// The key of a command that is known but for it.
+/// The key of a command that differs from the last one only in its key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Key<'a> {
+pub(crate) struct FoundKey<'a> {
     pub(crate) bytes: &'a [u8],
     /// How many bytes the command takes.
     pub(crate) taken: usize,
 }
 
-fn array<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize) -> Result<Next<'a>, Broken> {
-    let Some((count, mut at)) = number(bytes, 1, Broken::Words)? else {
-        return Ok(Next::Unfinished);
+fn array<'a>(
+    bytes: &'a [u8],
+    words: &mut Words<'a>,
+    max_bytes: usize,
+) -> Result<Parsed<'a>, FrameError> {
+    let Some((count, mut at)) = number(bytes, 1, FrameError::Words)? else {
+        return Ok(Parsed::Unfinished);
     };
     if count <= 0 {
-        return if count == 0 || count == -1 { Ok(Next::Command(at)) } else { Err(Broken::Words) };
+        return if count == 0 || count == -1 {
+            Ok(Parsed::Command(at))
+        } else {
+            Err(FrameError::Words)
+        };
     }
     let count =
-        usize::try_from(count).ok().filter(|count| *count <= MAX_WORDS).ok_or(Broken::Words)?;
+        usize::try_from(count).ok().filter(|count| *count <= MAX_WORDS).ok_or(FrameError::Words)?;
     for _ in 0..count {
         match bytes.get(at) {
-            None => return Ok(Next::Unfinished),
+            None => return Ok(Parsed::Unfinished),
             Some(b'$') => {}
-            Some(other) => return Err(Broken::NotAString(printable(*other))),
+            Some(other) => return Err(FrameError::NotAString(printable(*other))),
         }
-        let Some((length, from)) = number(bytes, at + 1, Broken::Length)? else {
-            return Ok(Next::Unfinished);
+        let Some((length, from)) = number(bytes, at + 1, FrameError::Length)? else {
+            return Ok(Parsed::Unfinished);
         };
-        let length = usize::try_from(length).map_err(|_| Broken::Length)?;
+        let length = usize::try_from(length).map_err(|_| FrameError::Length)?;
         if length > max_bytes || from + length + 2 > max_bytes {
-            return Err(Broken::TooLarge(max_bytes));
+            return Err(FrameError::TooLarge(max_bytes));
         }
         let end = from + length;
         match bytes.get(end..end + 2) {
-            None => return Ok(Next::Unfinished),
+            None => return Ok(Parsed::Unfinished),
             Some(b"\r\n") => {}
-            Some(_) => return Err(Broken::Length),
+            Some(_) => return Err(FrameError::Length),
         }
         words.push(&bytes[from..end]);
         at = end + 2;
     }
-    Ok(Next::Command(at))
+    Ok(Parsed::Command(at))
 }
 
-/// A number up to the end of its line, and where the next line begins. One that is too large for
-/// any use is read as the largest.
-fn number(bytes: &[u8], from: usize, broken: Broken) -> Result<Option<(i64, usize)>, Broken> {
+/// A number up to the end of its line, and where the next line begins. It saturates.
+fn number(
+    bytes: &[u8],
+    from: usize,
+    broken: FrameError,
+) -> Result<Option<(i64, usize)>, FrameError> {
     let negative = bytes.get(from) == Some(&b'-');
     let first = from + usize::from(negative);
     let (mut at, mut value) = (first, 0_i64);
     loop {
         match bytes.get(at) {
             None => return Ok(None),
-            Some(_) if at - from >= MAX_NUMBER_BYTES => return Err(Broken::LongNumber),
+            Some(_) if at - from >= MAX_NUMBER_BYTES => return Err(FrameError::LongNumber),
             Some(b'\r') => break,
             Some(digit @ b'0'..=b'9') => {
                 value = value.saturating_mul(10).saturating_add(i64::from(digit - b'0'))
@@ -215,35 +225,34 @@ fn number(bytes: &[u8], from: usize, broken: Broken) -> Result<Option<(i64, usiz
     }
 }
 
-fn line(bytes: &[u8]) -> Result<Next<'_>, Broken> {
+fn line(bytes: &[u8]) -> Result<Parsed<'_>, FrameError> {
     let Some(end) = bytes.iter().take(MAX_LINE_BYTES).position(|byte| *byte == b'\n') else {
         return if bytes.len() >= MAX_LINE_BYTES {
-            Err(Broken::LongLine)
+            Err(FrameError::LongLine)
         } else {
-            Ok(Next::Unfinished)
+            Ok(Parsed::Unfinished)
         };
     };
     let line = &bytes[..end];
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    // A browser that was sent here by somebody, most likely. What follows would be taken for
+    // Most likely a web page made a browser send this. The lines of its body must not run as
     // commands.
     let http = line.windows(6).any(|part| part == b" HTTP/") || line.starts_with(b"POST ");
     if http || line.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"Host:")) {
-        return Err(Broken::Http);
+        return Err(FrameError::Http);
     }
-    Ok(Next::Line(line, end + 1))
+    Ok(Parsed::Line(line, end + 1))
 }
 
-/// The words of a line. Quotes hold a word together, and in double quotes a backslash means what it
-/// means to Redis.
-pub(crate) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, Broken> {
+/// Splits a line into words. Quotes and backslashes mean what they mean to Redis.
+pub(crate) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, FrameError> {
     let mut rest = line.iter().copied().peekable();
     let mut words = Vec::new();
     loop {
         while rest.next_if(u8::is_ascii_whitespace).is_some() {}
         let Some(first) = rest.peek() else { return Ok(words) };
         if words.len() == MAX_WORDS {
-            return Err(Broken::Words);
+            return Err(FrameError::Words);
         }
         let quote = Some(*first).filter(|byte| matches!(byte, b'"' | b'\''));
         let mut word = Vec::new();
@@ -254,17 +263,17 @@ pub(crate) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, Broken> {
             Some(quote) => {
                 rest.next();
                 loop {
-                    match rest.next().ok_or(Broken::Quotes)? {
+                    match rest.next().ok_or(FrameError::Quotes)? {
                         byte if byte == quote => break,
                         b'\\' if quote == b'"' => {
-                            word.push(escaped(&mut rest).ok_or(Broken::Quotes)?)
+                            word.push(escaped(&mut rest).ok_or(FrameError::Quotes)?)
                         }
                         b'\\' if rest.peek() == Some(&b'\'') => word.extend(rest.next()),
                         byte => word.push(byte),
                     }
                 }
                 if rest.peek().is_some_and(|byte| !byte.is_ascii_whitespace()) {
-                    return Err(Broken::Quotes);
+                    return Err(FrameError::Quotes);
                 }
             }
         }
@@ -272,7 +281,7 @@ pub(crate) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, Broken> {
     }
 }
 
-/// What comes after a backslash: `x41`, `n`, `r`, `t`, `b`, `a`, or a character that means itself.
+/// The byte of an escape: `x41`, `n`, `r`, `t`, `b`, `a`, or the character itself.
 fn escaped(rest: &mut std::iter::Peekable<impl Iterator<Item = u8> + Clone>) -> Option<u8> {
     Some(match rest.next()? {
         b'n' => b'\n',
@@ -310,14 +319,14 @@ mod tests {
 
     use super::*;
 
-    fn read(bytes: &[u8]) -> Result<Vec<Vec<Vec<u8>>>, Broken> {
+    fn read(bytes: &[u8]) -> Result<Vec<Vec<Vec<u8>>>, FrameError> {
         let (mut at, mut words, mut commands) = (0, Words::new(), Vec::new());
         loop {
             words.clear();
             let (command, next) = match super::next(&bytes[at..], &mut words, MAX_COMMAND_BYTES)? {
-                Next::Command(next) => (words.iter().map(|word| word.to_vec()).collect(), next),
-                Next::Line(line, next) => (split(line)?, next),
-                Next::Unfinished => return Ok(commands),
+                Parsed::Command(next) => (words.iter().map(|word| word.to_vec()).collect(), next),
+                Parsed::Line(line, next) => (split(line)?, next),
+                Parsed::Unfinished => return Ok(commands),
             };
             commands.push(command);
             at += next;
@@ -353,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_is_refused() {
+    fn bytes_that_are_no_command_are_refused() {
         for (bytes, expected) in [
             (&b"*1000000000\r\n"[..], "invalid multibulk length"),
             (b"*-2\r\n", "invalid multibulk length"),
@@ -378,7 +387,7 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever the bytes are cut, what is read first is the same.
+        /// A command is parsed the same wherever the bytes are cut.
         #[test]
         fn cuts_do_not_matter(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 1..6), cut in any::<prop::sample::Index>()) {
             let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
@@ -389,14 +398,14 @@ mod tests {
             }
             let cut = cut.index(bytes.len());
             let mut found = Words::new();
-            prop_assert_eq!(super::next(&bytes[..cut], &mut found, MAX_COMMAND_BYTES), Ok(Next::Unfinished));
+            prop_assert_eq!(super::next(&bytes[..cut], &mut found, MAX_COMMAND_BYTES), Ok(Parsed::Unfinished));
             prop_assert_eq!(read(&bytes).unwrap(), vec![words]);
         }
 
-        /// What is known to be the same but for its key is read as it would be read by itself, and
-        /// nothing else is.
+        /// A command recognized by its shape has the words that parsing finds, and a command that
+        /// differs only in its key is recognized.
         #[test]
-        fn what_is_known_is_read_as_the_rest(
+        fn a_recognized_command_has_the_words_that_parsing_finds(
             words in prop::collection::vec("[ab$\r\n]{0,3}", 2..5),
             key in "[ab$\r\n]{0,12}",
             change in any::<Option<(prop::sample::Index, u8)>>(),
@@ -414,12 +423,12 @@ mod tests {
             }
             let mut found = Words::new();
             let taken = super::next(&first, &mut found, MAX_COMMAND_BYTES);
-            prop_assert_eq!(taken, Ok(Next::Command(first.len())));
-            let mut known = Known::default();
+            prop_assert_eq!(taken, Ok(Parsed::Command(first.len())));
+            let mut known = LastCommand::default();
             known.remember(&first, first.len(), &found);
             let mut plain = Words::new();
             if let Some(key) = known.key(&second) {
-                prop_assert_eq!(super::next(&second, &mut plain, MAX_COMMAND_BYTES), Ok(Next::Command(key.taken)));
+                prop_assert_eq!(super::next(&second, &mut plain, MAX_COMMAND_BYTES), Ok(Parsed::Command(key.taken)));
                 prop_assert_eq!(plain[1], key.bytes);
                 prop_assert!(plain.iter().zip(&found).enumerate().all(|(at, (own, first))| at == 1 || own == first));
             } else {
@@ -427,7 +436,7 @@ mod tests {
             }
         }
 
-        /// No bytes make it panic or go on for ever.
+        /// No bytes make the parser panic or loop.
         #[test]
         fn any_bytes_end(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = read(&bytes);

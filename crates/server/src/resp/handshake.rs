@@ -1,5 +1,4 @@
-//! What clients send when they connect: `HELLO`, `CLIENT`, `COMMAND`, `INFO` and the like, answered
-//! so that they go on.
+//! The commands that client libraries send when they connect: `HELLO`, `CLIENT`, `COMMAND`, `INFO`.
 
 use super::arity;
 use super::command::Session;
@@ -7,19 +6,19 @@ use super::reply::Replies;
 use crate::auth::{Admission, May};
 use crate::backend::Backend;
 
-/// The longest name that a client may give itself, in bytes.
+/// The longest name of a connection, in bytes.
 const MAX_NAME_BYTES: usize = 128;
 
 impl Session {
-    /// What clients ask to find out with whom they are talking.
-    pub(crate) fn courtesy(&mut self, name: &[u8], rest: &[&[u8]], out: &mut Replies) {
+    /// Answers a command about the connection or the server.
+    pub(crate) fn answer_client_command(&mut self, name: &[u8], rest: &[&[u8]], out: &mut Replies) {
         let sub = rest.first().map(|word| word.to_ascii_uppercase()).unwrap_or_default();
         match (name, sub.as_slice(), rest) {
             (b"PING", _, []) => out.simple("PONG"),
             (b"PING", _, [word]) | (b"ECHO", _, [word]) => out.bulk(word),
             (b"SELECT", _, [b"0"]) => out.simple("OK"),
             (b"SELECT", _, [_]) => out.error("ERR DB index is out of range"),
-            (b"CLIENT", b"SETNAME", [_, name]) => match self.called(name) {
+            (b"CLIENT", b"SETNAME", [_, name]) => match self.set_name(name) {
                 Ok(()) => out.simple("OK"),
                 Err(problem) => out.error(problem),
             },
@@ -56,7 +55,7 @@ impl Session {
         }
     }
 
-    /// How this server stands with its store, as lines of `INFO`.
+    /// The state of the store, as lines of `INFO`.
     fn store(&self) -> String {
         let store = self.engine.store();
         let name = if matches!(store, Backend::Memory(_)) { "memory" } else { "redis" };
@@ -64,15 +63,15 @@ impl Session {
             format!("store:{name}\r\nstore_answers:{}\r\n", u8::from(!store.is_degraded()));
         if let Backend::Resilient(resilient, _) = store {
             let stats = resilient.stats();
-            let alone = stats.fallback_allowed + stats.fallback_denied;
+            let local = stats.fallback_allowed + stats.fallback_denied;
             lines +=
-                &format!("answers_without_store:{alone}\r\nbreaker_opened:{}\r\n", stats.opened);
+                &format!("answers_without_store:{local}\r\nbreaker_opened:{}\r\n", stats.opened);
         }
         lines
     }
 
-    /// Takes the name that a client gives itself.
-    fn called(&mut self, name: &[u8]) -> Result<(), &'static str> {
+    /// Sets the name of the connection.
+    fn set_name(&mut self, name: &[u8]) -> Result<(), &'static str> {
         if !name.iter().all(u8::is_ascii_graphic) {
             return Err("ERR Client names cannot contain spaces, newlines or special characters.");
         }
@@ -83,11 +82,11 @@ impl Session {
         Ok(())
     }
 
-    /// `HELLO [2|3 [AUTH user word] [SETNAME name]]`. Nothing changes unless all of it is right.
+    /// `HELLO [2|3 [AUTH user word] [SETNAME name]]`. Nothing changes unless all of it is valid.
     pub(crate) fn hello(&mut self, rest: &[&[u8]], out: &mut Replies) {
         let mut rest = rest.iter();
-        let three = match rest.next() {
-            None => out.three,
+        let is_resp3 = match rest.next() {
+            None => out.is_resp3,
             Some(&b"2") => false,
             Some(&b"3") => true,
             Some(other) if other.iter().all(u8::is_ascii_digit) => {
@@ -119,10 +118,10 @@ impl Session {
                 "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
             );
         }
-        if let Some(Err(problem)) = name.map(|name| self.called(name)) {
+        if let Some(Err(problem)) = name.map(|name| self.set_name(name)) {
             return out.error(problem);
         }
-        (self.may, out.three) = (may, three);
+        (self.may, out.is_resp3) = (may, is_resp3);
         out.map(7);
         let version = env!("CARGO_PKG_VERSION").as_bytes();
         for (name, value) in [
@@ -135,7 +134,7 @@ impl Session {
             out.bulk(value);
         }
         out.bulk(b"proto");
-        out.integer(if three { 3 } else { 2 });
+        out.integer(if is_resp3 { 3 } else { 2 });
         out.bulk(b"id");
         out.integer(self.number);
         out.bulk(b"modules");

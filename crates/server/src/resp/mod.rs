@@ -1,8 +1,8 @@
 //! The RESP listener: any Redis client is a client.
 //!
-//! One task per connection. It reads what there is, answers every complete command in it, and
-//! writes all answers at once. A client that does not read its answers is not read from either; one
-//! that begins a command must end it soon.
+//! A connection reads what has arrived, answers every complete command in it, and writes all answers
+//! together. It reads no more from a client that does not take its answers, and closes when a
+//! command takes too long to arrive.
 
 mod arity;
 mod command;
@@ -26,35 +26,35 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use self::command::Session;
-use self::connection::converse;
+use self::connection::serve_connection;
 pub use self::frame::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, MAX_UNKNOWN_BYTES, MAX_WORDS};
 pub use self::pending::FREE_BYTES;
-use self::pending::{Budget, Pending};
+use self::pending::{Pending, PendingBudget};
 pub use self::transaction::{MAX_QUEUED_BYTES, MAX_QUEUED_COMMANDS};
 #[cfg(feature = "fuzzing")]
 use self::{
-    frame::{Next, Words},
+    frame::{Parsed, Words},
     reply::Replies,
     turn::answer_one_by_one,
 };
 pub use crate::auth::Auth;
 use crate::auth::{Caller, Guard};
 use crate::engine::Engine;
-use crate::listen::{Bounds, Entrance, Visitor};
+use crate::listen::{Bounds, Connection, Listener};
 use crate::observe::metrics::Refusal;
 use crate::protocol::Protocol;
 
-/// Bounds of the listener.
+/// The options of the RESP listener.
 #[derive(Clone, Debug)]
 pub struct RespSettings {
-    /// How long a connection may say nothing.
+    /// How long a connection may be idle.
     pub idle: Duration,
-    /// How long a command may take to arrive once it has begun, and answers to be taken.
+    /// How long a command may take to arrive, and how long answers may take to be read.
     pub patience: Duration,
-    /// What all connections together may hold for unfinished commands and transactions, beyond
-    /// [`FREE_BYTES`] each, in bytes.
+    /// Bytes that all connections together may hold for unfinished commands and transactions,
+    /// beyond [`FREE_BYTES`] each.
     pub max_pending_bytes: usize,
-    /// Calls of administrators (`TG.RESET` and its like) are answered here.
+    /// Whether administration commands (`TG.RESET`, `TG.RESETRULE`, `TG.RESETRULES`) are answered.
     pub has_admin_calls: bool,
 }
 
@@ -69,11 +69,10 @@ impl Default for RespSettings {
     }
 }
 
-/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and
-/// with the bounds every listener has.
+/// Serves without TLS until `shutdown` is true, then answers what has arrived and returns.
 ///
 /// # Errors
-/// Never while it can accept at all: running out of files is waited out.
+/// Never while it can accept connections: it waits when no file is free.
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
@@ -81,26 +80,26 @@ pub async fn serve(
     settings: RespSettings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let entrance =
-        Entrance::new(Protocol::Resp, listener, None, Bounds::default(), engine.observer().clone());
-    serve_at(entrance, engine, Arc::new(Guard::new(auth)), settings, shutdown).await
+    let listener =
+        Listener::new(Protocol::Resp, listener, None, Bounds::default(), engine.observer().clone());
+    serve_at(listener, engine, Arc::new(Guard::new(auth)), settings, shutdown).await
 }
 
-/// The same at an entrance that is there already.
+/// Serves the connections of this listener.
 ///
 /// # Errors
-/// Never while it can accept at all: running out of files is waited out.
+/// Never while it can accept connections: it waits when no file is free.
 pub async fn serve_at(
-    entrance: Entrance,
+    listener: Listener,
     engine: Engine,
     guard: Arc<Guard>,
     settings: RespSettings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let down = shutdown.clone();
-    let budget = Budget::new(settings.max_pending_bytes);
-    let talk = move |visitor: Visitor| {
-        let Visitor { stream, peer, number, place } = visitor;
+    let budget = PendingBudget::new(settings.max_pending_bytes);
+    let talk = move |connection: Connection| {
+        let Connection { stream, peer, number, slot } = connection;
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         let mut session =
             Session::new(engine.clone(), Arc::clone(&guard), Caller::at(peer.ip()), number);
@@ -109,29 +108,30 @@ pub async fn serve_at(
             (settings.clone(), down.clone(), engine.observer().clone());
         let pending = Pending::new(budget.clone());
         async move {
-            let _place = place;
-            let ended = converse(stream, session, settings, pending, down).await;
+            let _slot = slot;
+            let ended = serve_connection(stream, session, settings, pending, down).await;
             if ended.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
                 observer.metrics().refused(Protocol::Resp, Refusal::Slow);
             }
         }
     };
-    entrance.receive(shutdown, talk).await
+    listener.serve(shutdown, talk).await
 }
 
-/// For fuzzing: a conversation over any stream, with everything allowed.
+/// For fuzzing: serves any stream, with everything allowed.
 #[cfg(feature = "fuzzing")]
-pub(crate) async fn converse_in_memory(
+pub(crate) async fn serve_in_memory(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     engine: Engine,
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (guard, peer) = (Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()));
-    let (settings, pending) = (RespSettings::default(), Pending::new(Budget::new(usize::MAX)));
-    converse(stream, Session::new(engine, guard, peer, 1), settings, pending, stopped).await
+    let (settings, pending) =
+        (RespSettings::default(), Pending::new(PendingBudget::new(usize::MAX)));
+    serve_connection(stream, Session::new(engine, guard, peer, 1), settings, pending, stopped).await
 }
 
-/// For fuzzing: the same at the beginning of a conversation.
+/// For fuzzing: the answers of a new connection, each by the general path.
 #[cfg(feature = "fuzzing")]
 pub(crate) async fn answers_one_by_one(stream: &[u8], engine: Engine) -> Vec<u8> {
     let (guard, peer) = (Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()));
@@ -140,20 +140,20 @@ pub(crate) async fn answers_one_by_one(stream: &[u8], engine: Engine) -> Vec<u8>
     out.bytes
 }
 
-/// For fuzzing: how many commands of this stream have an answer. What is no command has one, too,
-/// and is the last, as is `QUIT`.
+/// For fuzzing: how many commands of this stream have an answer. Bytes that are not a command, and
+/// `QUIT`, are the last to have one.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn count_commands(stream: &[u8]) -> usize {
     let (mut at, mut count, mut words) = (0, 0, Words::new());
     loop {
         words.clear();
         let (asked, taken) = match frame::next(&stream[at..], &mut words, MAX_COMMAND_BYTES) {
-            Ok(Next::Command(taken)) => (words.first().map(|name| name.to_vec()), taken),
-            Ok(Next::Line(line, taken)) => match frame::split(line) {
+            Ok(Parsed::Command(taken)) => (words.first().map(|name| name.to_vec()), taken),
+            Ok(Parsed::Line(line, taken)) => match frame::split(line) {
                 Ok(words) => (words.into_iter().next(), taken),
                 Err(_) => return count + 1,
             },
-            Ok(Next::Unfinished) => return count,
+            Ok(Parsed::Unfinished) => return count,
             Err(_) => return count + 1,
         };
         at += taken;

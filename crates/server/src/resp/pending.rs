@@ -1,53 +1,53 @@
-//! The memory that all connections together hold for what they have begun: unfinished commands and
-//! the queues of transactions.
+//! The memory that all connections together hold for unfinished commands and the queues of
+//! transactions.
 //!
 //! Each connection has [`FREE_BYTES`] of its own, which is enough for every command that decides
-//! and for a small transaction. What it holds beyond that is taken from one budget. A connection
-//! that finds it used up gets an error and is closed; connections that stay within their own bytes
-//! never notice.
+//! and for a small transaction. Memory beyond that is taken from one budget. A connection that needs
+//! more than the budget has left gets an error and is closed; connections within their own bytes
+//! are not affected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// What each connection may hold without taking from the budget.
+/// The bytes that each connection may hold without taking from the budget.
 pub const FREE_BYTES: usize = 32 << 10;
 
-/// What all connections of a listener may hold beyond their own bytes. Clones share it.
+/// The bytes that all connections of a listener may hold beyond their own. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Budget(Arc<Shared>);
+pub(crate) struct PendingBudget(Arc<PendingState>);
 
 #[derive(Debug)]
-struct Shared {
+struct PendingState {
     most: usize,
     held: AtomicUsize,
 }
 
-impl Budget {
+impl PendingBudget {
     pub(crate) fn new(most: usize) -> Self {
-        Budget(Arc::new(Shared { most, held: AtomicUsize::new(0) }))
+        PendingBudget(Arc::new(PendingState { most, held: AtomicUsize::new(0) }))
     }
 }
 
-/// The part of one connection; given back when it is dropped.
+/// The part of one connection, returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    budget: Budget,
+    budget: PendingBudget,
     held: usize,
 }
 
 impl Pending {
-    pub(crate) fn new(budget: Budget) -> Self {
+    pub(crate) fn new(budget: PendingBudget) -> Self {
         Pending { budget, held: 0 }
     }
 
-    /// The connection holds so many bytes now. Returns false, and changes nothing, if that is more
-    /// than the budget has left.
+    /// Sets how many bytes the connection holds. Returns false, and changes nothing, if the budget
+    /// does not allow it.
     pub(crate) fn hold(&mut self, bytes: usize) -> bool {
         let (before, now) = (self.held, bytes.saturating_sub(FREE_BYTES));
         if now == before {
             return true;
         }
-        let Shared { most, held } = &*self.budget.0;
+        let PendingState { most, held } = &*self.budget.0;
         let changed = held.fetch_update(Relaxed, Relaxed, |all| {
             let all = all - before + now;
             (now < before || all <= *most).then_some(all)
@@ -58,7 +58,7 @@ impl Pending {
         changed.is_ok()
     }
 
-    /// What all connections may hold beyond their own bytes.
+    /// The size of the budget, in bytes.
     pub(crate) fn most(&self) -> usize {
         self.budget.0.most
     }
@@ -75,9 +75,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_beyond_the_own_bytes_of_a_connection_is_shared() {
-        let budget = Budget::new(100);
-        let held = |budget: &Budget| budget.0.held.load(Relaxed);
+    fn connections_share_the_budget_beyond_their_own_bytes() {
+        let budget = PendingBudget::new(100);
+        let held = |budget: &PendingBudget| budget.0.held.load(Relaxed);
         let [mut one, mut other, mut third] = [(); 3].map(|()| Pending::new(budget.clone()));
         assert!(one.hold(FREE_BYTES) && other.hold(FREE_BYTES + 60) && one.hold(FREE_BYTES + 40));
         assert_eq!(held(&budget), 100);

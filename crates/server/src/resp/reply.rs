@@ -1,4 +1,4 @@
-//! Answers into bytes, in the protocol version the client asked for.
+//! Writes answers in the protocol version of the connection.
 
 use tidegate::{Retry, Source, Verdict};
 
@@ -7,14 +7,14 @@ use crate::digits;
 /// The longest answer to `CL.THROTTLE`: five numbers with a sign and nineteen digits each.
 const LONGEST_THROTTLE: usize = 4 + 5 * (1 + 20 + 2);
 
-/// Writes answers behind one another.
+/// A buffer of answers.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     pub(crate) bytes: Vec<u8>,
-    /// Version 3 of the protocol.
-    pub(crate) three: bool,
+    /// RESP3.
+    pub(crate) is_resp3: bool,
     /// `TG.MARK ON`: the source is the last element of every array of numbers.
-    pub(crate) marked: bool,
+    pub(crate) has_source: bool,
 }
 
 impl Replies {
@@ -22,15 +22,14 @@ impl Replies {
         self.line(b'+', text.as_bytes());
     }
 
-    /// An error. Whatever it repeats of what was asked is made harmless: one line of printable
-    /// characters.
+    /// An error, as one line of printable characters: the text may repeat input.
     pub(crate) fn error(&mut self, text: &str) {
-        let harmless: String = text
+        let line: String = text
             .chars()
             .map(|c| if (' '..='~').contains(&c) { c } else { '?' })
             .take(256)
             .collect();
-        self.line(b'-', harmless.as_bytes());
+        self.line(b'-', line.as_bytes());
     }
 
     pub(crate) fn integer(&mut self, number: i64) {
@@ -44,32 +43,32 @@ impl Replies {
     }
 
     pub(crate) fn null(&mut self) {
-        self.bytes.extend_from_slice(if self.three { b"_\r\n" } else { b"$-1\r\n" });
+        self.bytes.extend_from_slice(if self.is_resp3 { b"_\r\n" } else { b"$-1\r\n" });
     }
 
     pub(crate) fn array(&mut self, length: usize) {
         self.number(b'*', false, length as u64);
     }
 
-    /// Begins a map of so many pairs; an array of both in version 2.
+    /// Begins a map of this many pairs; in RESP2, an array of keys and values.
     pub(crate) fn map(&mut self, pairs: usize) {
-        if self.three { self.number(b'%', false, pairs as u64) } else { self.array(2 * pairs) }
+        if self.is_resp3 { self.number(b'%', false, pairs as u64) } else { self.array(2 * pairs) }
     }
 
     /// The five numbers of `CL.THROTTLE`.
     pub(crate) fn throttle(&mut self, numbers: [i64; 5], source: Source) {
-        if self.marked {
+        if self.has_source {
             self.array(6);
             numbers.into_iter().for_each(|number| self.integer(number));
             return self.bulk(source.name().as_bytes());
         }
-        // The most frequent answer of all: room for the longest it can be, and one copy.
+        // The most frequent answer: written to a buffer on the stack, then copied once.
         let mut line = [0; LONGEST_THROTTLE];
         line[..4].copy_from_slice(b"*5\r\n");
         let mut at = 4;
         for number in numbers {
-            if let Some((word, length)) = short(number) {
-                // The next writes over what is too much.
+            if let Some((word, length)) = short_integer(number) {
+                // The next number overwrites the padding.
                 line[at..at + 8].copy_from_slice(&word);
                 at += length;
                 continue;
@@ -86,8 +85,8 @@ impl Replies {
         self.bytes.extend_from_slice(&line[..at]);
     }
 
-    /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]` and what the command adds,
-    /// the same in both versions of the protocol.
+    /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]` and the numbers that the
+    /// command adds.
     pub(crate) fn verdict(
         &mut self,
         allowed: bool,
@@ -95,16 +94,16 @@ impl Replies {
         more: &[(&str, i64)],
         source: Source,
     ) {
-        self.array(5 + more.len() + usize::from(self.marked));
+        self.array(5 + more.len() + usize::from(self.has_source));
         for (_, number) in named(allowed, verdict).iter().chain(more) {
             self.integer(*number);
         }
-        if self.marked {
+        if self.has_source {
             self.bulk(source.name().as_bytes());
         }
     }
 
-    /// The same with names, and with the source.
+    /// A verdict as a map, with the source.
     pub(crate) fn verdict_map(
         &mut self,
         allowed: bool,
@@ -115,7 +114,7 @@ impl Replies {
         self.verdict_map_with_warning(allowed, verdict, more, source, None);
     }
 
-    /// The same with a warning, if there is one.
+    /// A verdict as a map, with the source and a warning.
     pub(crate) fn verdict_map_with_warning(
         &mut self,
         allowed: bool,
@@ -137,7 +136,7 @@ impl Replies {
         }
     }
 
-    /// A line with a number, the most frequent of all.
+    /// A line with a number.
     fn number(&mut self, kind: u8, negative: bool, number: u64) {
         self.bytes.push(kind);
         if negative {
@@ -158,7 +157,7 @@ impl Replies {
 fn named(allowed: bool, verdict: &Verdict) -> [(&'static str, i64); 5] {
     let retry_ms = match verdict.retry {
         _ if allowed => 0,
-        // The limits would let it pass: it is a rule that lets nothing pass, and never will.
+        // `Now` is the limits' wait; a rule with `limit: deny` never allows the request.
         Retry::Never | Retry::Now => -1,
         Retry::After(micros) => to_ms(micros),
     };
@@ -171,9 +170,9 @@ fn named(allowed: bool, verdict: &Verdict) -> [(&'static str, i64); 5] {
     ]
 }
 
-/// The line of a number that is short, as most are, in eight bytes, and how many of them count.
+/// The line of an integer from -1 to 99 in eight padded bytes, and its length.
 #[inline(always)]
-fn short(number: i64) -> Option<([u8; 8], usize)> {
+fn short_integer(number: i64) -> Option<([u8; 8], usize)> {
     const ONE: u64 = u64::from_le_bytes(*b":0\r\n\0\0\0\0");
     const TWO: u64 = u64::from_le_bytes(*b":00\r\n\0\0\0");
     match number.cast_unsigned() {
@@ -240,8 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_one_harmless_line() {
-        let mut out = Replies { three: true, ..Replies::default() };
+    fn errors_are_one_printable_line() {
+        let mut out = Replies { is_resp3: true, ..Replies::default() };
         out.error("ERR a\r\n+OK\r\n\u{1b}[31m\u{e9}");
         assert_eq!(out.bytes, b"-ERR a??+OK???[31m?\r\n");
     }

@@ -2,8 +2,7 @@
 //!
 //! `CL.THROTTLE key max_burst count period [quantity]` answers `[limited, limit, remaining,
 //! retry_after_s, reset_after_s]`. Where it differs on purpose: parameters whose arithmetic would
-//! overflow are errors; `remaining` is right at any rate; a denial never says that it may be tried
-//! again in 0 seconds.
+//! overflow are errors; `remaining` is right at any rate; `retry_after_s` of a denial is never 0.
 
 use tidegate::{Limit, Op, Period, Retry, Verdict};
 
@@ -11,7 +10,7 @@ use super::reply::whole;
 
 const USAGE: &str = "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
 
-/// What was asked.
+/// A parsed `CL.THROTTLE`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Throttle<'a> {
     pub(crate) limit: &'a Limit,
@@ -19,15 +18,14 @@ pub(crate) struct Throttle<'a> {
     pub(crate) cost: u64,
 }
 
-/// The limit that was asked about last, and the numbers that made it: making one costs more than
-/// deciding by it.
+/// The last limit and its parameters: building a limit costs more than checking it.
 #[derive(Debug, Default)]
 pub(crate) struct Parameters {
     last: Option<([i64; 3], Limit)>,
 }
 
 impl<'a> Throttle<'a> {
-    /// Reads the words after the name of the command.
+    /// Parses the words behind the name of the command.
     pub(crate) fn read(words: &[&[u8]], known: &'a mut Parameters) -> Result<Throttle<'a>, String> {
         if !(4..=5).contains(&words.len()) {
             return Err(USAGE.into());
@@ -52,7 +50,7 @@ impl<'a> Throttle<'a> {
         Ok(Throttle { limit, op, cost })
     }
 
-    /// The five numbers.
+    /// The five numbers of the answer.
     pub(crate) fn numbers(allowed: bool, verdict: &Verdict) -> [i64; 5] {
         let retry = match verdict.retry {
             Retry::After(micros) if !allowed => seconds(micros).max(1),
@@ -82,14 +80,14 @@ fn limit([max_burst, count, period]: [i64; 3]) -> Result<Limit, String> {
     limit.map_err(|error| format!("Cell error: Store error: {error}"))
 }
 
-/// Whole seconds, and one more if at least a millisecond is left over.
+/// Seconds, rounded up if at least a millisecond is left over.
 fn seconds(micros: u64) -> i64 {
     whole(micros / 1_000_000 + u64::from(micros % 1_000_000 >= 1_000))
 }
 
 /// A decimal with an optional sign.
 fn integer(word: &[u8]) -> Result<i64, String> {
-    // Nearly always a few digits.
+    // Most numbers are a few digits.
     if (1..=18).contains(&word.len()) && word.iter().all(u8::is_ascii_digit) {
         return Ok(word.iter().fold(0, |number, digit| 10 * number + i64::from(digit - b'0')));
     }

@@ -6,16 +6,16 @@
 
 use super::arity;
 use super::command::Session;
-use super::frame::{self, MAX_COMMAND_BYTES, Next, Words};
+use super::frame::{self, MAX_COMMAND_BYTES, Parsed, Words};
 use super::reply::Replies;
-use super::turn::{MAX_ANSWERS_BYTES, TURN, Turn, answer_commands};
+use super::turn::{MAX_ANSWERS_BYTES, TURN, TurnResult, answer_commands};
 
 /// The most commands of a transaction.
 pub const MAX_QUEUED_COMMANDS: usize = 10_000;
 /// The largest transaction, in bytes.
 pub const MAX_QUEUED_BYTES: usize = 1 << 20;
 
-/// Where a connection is between `MULTI` and the last answer of `EXEC`.
+/// The state of a transaction.
 #[derive(Debug, Default)]
 pub(crate) enum Transaction {
     /// No `MULTI` was sent.
@@ -23,7 +23,7 @@ pub(crate) enum Transaction {
     None,
     /// Commands are queued.
     Open(Queue),
-    /// `EXEC` was sent, and so many bytes of the queue were answered.
+    /// `EXEC` was sent. The queue, and how many bytes of it are answered.
     Running(Vec<u8>, usize),
 }
 
@@ -87,9 +87,8 @@ impl Session {
         }
     }
 
-    /// Queues commands at the front of `bytes`, one turn of them, up to the one that ends the
-    /// transaction.
-    pub(crate) async fn queue_turn(&mut self, bytes: &[u8], out: &mut Replies) -> Turn {
+    /// Queues one turn of commands at the front of `bytes`, up to the end of the transaction.
+    pub(crate) async fn queue_turn(&mut self, bytes: &[u8], out: &mut Replies) -> TurnResult {
         let (mut used, mut words) = (0, Words::new());
         for _ in 0..TURN {
             if !self.is_queueing() || self.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
@@ -97,12 +96,12 @@ impl Session {
             }
             words.clear();
             let read = match frame::next(&bytes[used..], &mut words, MAX_COMMAND_BYTES) {
-                Ok(Next::Unfinished) => return Turn { used, more: false },
-                Ok(Next::Command(taken)) => {
+                Ok(Parsed::Unfinished) => return TurnResult { used, more: false },
+                Ok(Parsed::Command(taken)) => {
                     self.queue(&words, &bytes[used..used + taken], out).await;
                     Ok(taken)
                 }
-                Ok(Next::Line(line, taken)) => match frame::split(line) {
+                Ok(Parsed::Line(line, taken)) => match frame::split(line) {
                     Ok(typed) => {
                         let typed: Words<'_> = typed.iter().map(Vec::as_slice).collect();
                         self.queue(&typed, &written(&typed), out).await;
@@ -121,13 +120,13 @@ impl Session {
                 }
             }
         }
-        Turn {
+        TurnResult {
             used,
             more: used < bytes.len() || matches!(self.transaction, Transaction::Running(..)),
         }
     }
 
-    /// Queues one command, or answers it if it is one that cannot wait for `EXEC`.
+    /// Queues one command. Commands that end or change the transaction are answered instead.
     async fn queue(&mut self, words: &[&[u8]], command: &[u8], out: &mut Replies) {
         let Some((name, rest)) = words.split_first() else { return };
         let name = name.to_ascii_uppercase();
@@ -164,26 +163,26 @@ impl Session {
         out.simple("QUEUED");
     }
 
-    /// Answers the next commands of a transaction, one turn of them.
-    pub(crate) async fn run_turn(&mut self, out: &mut Replies) -> Turn {
+    /// Answers one turn of the commands of a running transaction.
+    pub(crate) async fn run_turn(&mut self, out: &mut Replies) -> TurnResult {
         if let Transaction::Running(queued, done) = std::mem::take(&mut self.transaction) {
             let done = done + answer_commands(&queued[done..], self, out).await.used;
             if done < queued.len() {
                 self.transaction = Transaction::Running(queued, done);
             }
         }
-        Turn { used: 0, more: true }
+        TurnResult { used: 0, more: true }
     }
 }
 
 impl Queue {
-    /// `EXEC` will run nothing, so nothing is kept.
+    /// Drops the queue: `EXEC` will run no command.
     fn abort(&mut self) {
         *self = Queue { is_aborted: true, ..Queue::default() };
     }
 }
 
-/// A typed line as the array that a client would have sent.
+/// A typed line as the array that a client library would send.
 fn written(words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {

@@ -1,34 +1,37 @@
-//! Bytes into answers, a bounded number of commands at a time: what has arrived is read in groups,
-//! and each group is answered the fastest way it can be.
+//! Answers the commands that have arrived, a bounded number per turn, so that one connection does not
+//! delay the others.
 
 use super::command::{Command, Session};
-use super::fast_path::Answered;
-use super::frame::{self, Known, MAX_COMMAND_BYTES, MAX_UNKNOWN_BYTES, Next, Words};
+use super::fast_path::AnsweredCommands;
+use super::frame::{self, LastCommand, MAX_COMMAND_BYTES, MAX_UNKNOWN_BYTES, Parsed, Words};
 use super::reply::Replies;
 use super::transaction::Transaction;
 use crate::auth::May;
 use crate::observe::metrics::Refusal;
 use crate::protocol::Protocol;
 
-/// Answers that may wait to be written before more is read.
+/// Bytes of answers after which a turn ends, so that they are written.
 pub(crate) const MAX_ANSWERS_BYTES: usize = 64 << 10;
-/// Commands answered before others get their turn.
+/// Commands per turn.
 pub(crate) const TURN: usize = 64;
 
-/// What one turn did.
-pub(crate) struct Turn {
-    /// How many bytes the answered commands took.
+/// The result of one turn.
+pub(crate) struct TurnResult {
+    /// Bytes that the answered commands took.
     pub(crate) used: usize,
-    /// There may be another complete command.
+    /// Whether another complete command may be there.
     pub(crate) more: bool,
 }
 
-/// The most room for words that a connection keeps between two turns: a turn of commands of six.
+/// Capacity for words that a connection keeps between turns: a turn of commands of six words.
 const MAX_KEPT_WORDS: usize = TURN * 6;
 
-/// Answers complete commands at the front of `bytes`, or of a transaction that runs, one turn of
-/// them.
-pub(crate) async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
+/// Answers one turn of complete commands at the front of `bytes`, or of a running transaction.
+pub(crate) async fn answer_turn(
+    bytes: &[u8],
+    session: &mut Session,
+    out: &mut Replies,
+) -> TurnResult {
     match session.transaction {
         Transaction::None => answer_commands(bytes, session, out).await,
         Transaction::Open(_) => session.queue_turn(bytes, out).await,
@@ -41,14 +44,14 @@ pub(crate) async fn answer_commands(
     bytes: &[u8],
     session: &mut Session,
     out: &mut Replies,
-) -> Turn {
-    let alike = session.answer_alike(bytes, TURN, out);
-    if alike.bytes == bytes.len() || alike.commands == TURN {
-        return Turn { used: alike.bytes, more: alike.bytes < bytes.len() };
+) -> TurnResult {
+    let fast = session.answer_fast(bytes, TURN, out);
+    if fast.bytes == bytes.len() || fast.commands == TURN {
+        return TurnResult { used: fast.bytes, more: fast.bytes < bytes.len() };
     }
     let mut words = emptied(std::mem::take(&mut session.words));
     let mut group = Group { ends: std::mem::take(&mut session.ends), ..Group::default() };
-    let turn = answer_some(bytes, alike, (&mut words, &mut group), session, out).await;
+    let turn = answer_some(bytes, fast, (&mut words, &mut group), session, out).await;
     session.ends = group.ends;
     if words.capacity() <= MAX_KEPT_WORDS {
         session.words = emptied(words);
@@ -56,30 +59,29 @@ pub(crate) async fn answer_commands(
     turn
 }
 
-/// The same room for words of other bytes.
+/// The same allocation for words that borrow from other bytes.
 fn emptied<'a>(mut words: Words<'_>) -> Words<'a> {
     words.clear();
     words.into_iter().map(|_| &[][..]).collect()
 }
 
-/// The rest of them, behind those that were `done`.
+/// Answers the commands behind those that are `done`, by the general path.
 async fn answer_some<'a>(
     bytes: &'a [u8],
-    done: Answered,
+    done: AnsweredCommands,
     (words, group): (&mut Words<'a>, &mut Group<'a>),
     session: &mut Session,
     out: &mut Replies,
-) -> Turn {
-    let Answered { bytes: mut used, commands: mut answered } = done;
+) -> TurnResult {
+    let AnsweredCommands { bytes: mut used, commands: mut answered } = done;
     while answered < TURN {
-        // How long a command may be depends on the one before, as long as nobody has said who he
-        // is.
+        // Before authentication, the size limit of a command depends on the command before it.
         let unknown = session.may == May::Nothing;
         let (most, count) =
             if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, TURN) };
         words.clear();
         group.read(&bytes[used..], words, &mut session.known, most, count);
-        // Commands that were answered together with one before them.
+        // Commands that were already answered in a batch with one before them.
         let mut ahead = 0;
         for (at, command) in group.each(words).enumerate() {
             if ahead > 0 {
@@ -91,11 +93,11 @@ async fn answer_some<'a>(
             }
             session.begun = None;
             let rest = group.each(words).skip(at).take_while(|_| at + 1 < group.commands);
-            let questions: Vec<_> =
-                rest.map_while(|command| session.question(command.words)).collect();
-            if questions.len() > 1 {
-                session.answer_all(&questions, out).await;
-                ahead = questions.len() - 1;
+            let checks: Vec<_> =
+                rest.map_while(|command| session.batchable(command.words)).collect();
+            if checks.len() > 1 {
+                session.answer_all(&checks, out).await;
+                ahead = checks.len() - 1;
             } else {
                 session.answer(command.words, out).await;
             }
@@ -107,12 +109,11 @@ async fn answer_some<'a>(
         }
         let taken = match group.behind.take() {
             None => {
-                let alike =
-                    session.answer_alike(&bytes[used..], TURN.saturating_sub(answered), out);
-                (used, answered) = (used + alike.bytes, answered + alike.commands);
+                let fast = session.answer_fast(&bytes[used..], TURN.saturating_sub(answered), out);
+                (used, answered) = (used + fast.bytes, answered + fast.commands);
                 continue;
             }
-            Some(Ok(Next::Line(line, taken))) => match frame::split(line) {
+            Some(Ok(Parsed::Line(line, taken))) => match frame::split(line) {
                 Ok(words) => {
                     session.begun = None;
                     session.answer(&words.iter().map(Vec::as_slice).collect::<Vec<_>>(), out).await;
@@ -121,7 +122,7 @@ async fn answer_some<'a>(
                 }
                 Err(broken) => Err(broken),
             },
-            Some(Ok(_)) => return Turn { used, more: false },
+            Some(Ok(_)) => return TurnResult { used, more: false },
             Some(Err(broken)) => Err(broken),
         };
         match taken {
@@ -132,19 +133,19 @@ async fn answer_some<'a>(
             }
         }
     }
-    Turn { used, more: used < bytes.len() }
+    TurnResult { used, more: used < bytes.len() }
 }
 
 impl Session {
-    /// The commands behind this one are not answered in the same turn.
+    /// Whether the turn ends before the next command.
     fn has_to_pause(&self, out: &Replies) -> bool {
         self.closing || self.is_queueing() || out.bytes.len() > MAX_ANSWERS_BYTES
     }
 
-    /// Answers bytes that are no command, and ends the connection.
-    pub(crate) fn break_off(&mut self, broken: &frame::Broken, out: &mut Replies) {
-        if *broken == frame::Broken::Http {
-            // A browser can be made to send this by any web page.
+    /// Answers bytes that are not a command with an error, and closes the connection.
+    pub(crate) fn break_off(&mut self, broken: &frame::FrameError, out: &mut Replies) {
+        if *broken == frame::FrameError::Http {
+            // Any web page can make a browser send this.
             let observer = self.engine.observer();
             observer.metrics().refused(Protocol::Resp, Refusal::Browser);
             observer.foreign(
@@ -157,29 +158,29 @@ impl Session {
     }
 }
 
-/// A few commands that were read one after the other.
+/// Commands that were parsed together.
 #[derive(Default)]
 struct Group<'a> {
     commands: usize,
-    ends: Vec<End>,
-    /// What comes behind them, if it is not a command of the same kind.
-    behind: Option<Result<Next<'a>, frame::Broken>>,
+    ends: Vec<CommandEnd>,
+    /// The item behind them, if it is not an array command.
+    behind: Option<Result<Parsed<'a>, frame::FrameError>>,
 }
 
-/// Where the words of a command end, and how many bytes it takes.
+/// The end of a command: the index behind its last word, and its length in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct End {
+pub(crate) struct CommandEnd {
     words: usize,
     bytes: usize,
 }
 
 impl<'a> Group<'a> {
-    /// Reads up to `count` commands from the front of `bytes`. `known` is the one before them.
+    /// Parses up to `count` commands at the front of `bytes`; `known` becomes the last of them.
     fn read(
         &mut self,
         bytes: &'a [u8],
         words: &mut Words<'a>,
-        known: &mut Known,
+        known: &mut LastCommand,
         most: usize,
         count: usize,
     ) {
@@ -189,14 +190,14 @@ impl<'a> Group<'a> {
         for _ in 0..count {
             let (rest, first) = (&bytes[at..], words.len());
             let taken = match frame::next(rest, words, most) {
-                Ok(Next::Command(taken)) => taken,
+                Ok(Parsed::Command(taken)) => taken,
                 other => {
                     self.behind = Some(other);
                     return;
                 }
             };
             known.remember(rest, taken, &words[first..]);
-            self.ends.push(End { words: words.len(), bytes: taken });
+            self.ends.push(CommandEnd { words: words.len(), bytes: taken });
             at += taken;
             self.commands += 1;
         }
@@ -212,8 +213,8 @@ impl<'a> Group<'a> {
     }
 }
 
-/// For tests: what is answered to all of this, one command at a time, with nothing known of the one
-/// before, so that each goes the way that all can go. What is left is the beginning of a command.
+/// For tests: answers one command at a time and forgets the one before, so that each takes the
+/// general path. Returns the bytes of an unfinished command.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) async fn answer_one_by_one<'a>(
     mut bytes: &'a [u8],
@@ -222,19 +223,19 @@ pub(crate) async fn answer_one_by_one<'a>(
 ) -> &'a [u8] {
     while !session.closing && !bytes.is_empty() {
         let taken = match frame::next(bytes, &mut Words::new(), MAX_COMMAND_BYTES) {
-            Ok(Next::Command(taken) | Next::Line(_, taken)) => taken,
-            Ok(Next::Unfinished) => break,
+            Ok(Parsed::Command(taken) | Parsed::Line(_, taken)) => taken,
+            Ok(Parsed::Unfinished) => break,
             Err(_) => bytes.len(),
         };
         session.known.forget();
         let turn = answer_turn(&bytes[..taken], session, out).await;
-        assert_eq!(turn.used, taken, "it is a whole command");
+        assert_eq!(turn.used, taken, "a complete command");
         if let Transaction::Running(queued, _) = &mut session.transaction {
             let queued = std::mem::take(queued);
             session.transaction = Transaction::None;
             assert!(
                 Box::pin(answer_one_by_one(&queued, session, out)).await.is_empty(),
-                "all of them are whole"
+                "complete commands"
             );
         }
         bytes = &bytes[taken..];

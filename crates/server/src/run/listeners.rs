@@ -9,9 +9,9 @@ use super::tasks::Tasks;
 use crate::auth::Guard;
 use crate::config::{Config, Listen};
 use crate::engine::Engine;
-use crate::http::Part;
+use crate::http::Endpoints;
 use crate::listen::tls::Tls;
-use crate::listen::{Entrance, SharedBounds};
+use crate::listen::{Listener, SharedBounds};
 use crate::observe::Observer;
 use crate::protocol::Protocol;
 use crate::start_error::StartError;
@@ -31,7 +31,7 @@ impl Binder {
         &self,
         protocol: Protocol,
         address: Option<SocketAddr>,
-    ) -> Result<Option<Entrance>, StartError> {
+    ) -> Result<Option<Listener>, StartError> {
         let Some(address) = address else { return Ok(None) };
         let name = protocol.name();
         if !address.ip().is_loopback() && !self.may_be_open {
@@ -42,17 +42,17 @@ impl Binder {
             listener.map_err(|source| StartError::Listen { protocol: name, address, source })?;
         let (tls, bounds, observer) =
             (self.tls.clone(), self.bounds.clone(), self.observer.clone());
-        Ok(Some(Entrance::new(protocol, listener, tls, bounds, observer)))
+        Ok(Some(Listener::new(protocol, listener, tls, bounds, observer)))
     }
 }
 
 /// The open listeners; `None` is closed.
 pub(super) struct Listeners {
-    http: Option<Entrance>,
-    grpc: Option<Entrance>,
-    resp: Option<Entrance>,
-    admin: Option<Entrance>,
-    proxy: Option<Entrance>,
+    http: Option<Listener>,
+    grpc: Option<Listener>,
+    resp: Option<Listener>,
+    admin: Option<Listener>,
+    proxy: Option<Listener>,
 }
 
 impl Listeners {
@@ -71,7 +71,7 @@ impl Listeners {
 
     /// The address of each listener.
     pub(super) fn addresses(&self) -> Listen {
-        let at = |entrance: &Option<Entrance>| entrance.as_ref().and_then(Entrance::address);
+        let at = |entrance: &Option<Listener>| entrance.as_ref().and_then(Listener::address);
         Listen {
             http: at(&self.http),
             grpc: at(&self.grpc),
@@ -91,8 +91,8 @@ impl Listeners {
     ) {
         let (health, stopped) = (tasks.health.clone(), tasks.stopped.clone());
         let has_admin_listener = self.admin.is_some();
-        let part = if has_admin_listener { Part::Checks } else { Part::Whole };
-        for (entrance, part) in [(self.http, part), (self.admin, Part::Admin)] {
+        let part = if has_admin_listener { Endpoints::Checks } else { Endpoints::All };
+        for (entrance, part) in [(self.http, part), (self.admin, Endpoints::Admin)] {
             let Some(entrance) = entrance else { continue };
             let (engine, guard) = (engine.for_protocol(entrance.protocol()), Arc::clone(guard));
             let (health, stopped) = (health.clone(), stopped.clone());

@@ -9,7 +9,7 @@ use tidegate_server::auth::{Auth, Guard, May};
 use tidegate_server::backend::Backend;
 use tidegate_server::config::Config;
 use tidegate_server::listen::http::{Application, HttpServer};
-use tidegate_server::listen::{Bounds, Entrance};
+use tidegate_server::listen::{Bounds, Listener};
 use tidegate_server::observe::Observer;
 use tidegate_server::protocol::Protocol;
 use tidegate_server::{Options, Running, start};
@@ -731,17 +731,16 @@ fn a_request_that_panics_is_our_mistake_and_nobody_elses() {
     let observer = Observer::default();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let at = listener.local_addr().unwrap();
-    let entrance =
-        Entrance::new(Protocol::Http, listener, None, Bounds::default(), observer.clone());
+    let listener =
+        Listener::new(Protocol::Http, listener, None, Bounds::default(), observer.clone());
     let guard = Arc::new(Guard::new(Auth::default()));
     let application = Application::new(router, |_| May::Check.into());
     let server =
         HttpServer::new(application, Protocol::Http, guard, Bounds::default(), observer.clone());
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let down = stopped.clone();
-    let served = runtime.spawn(
-        entrance.receive(stopped, move |visitor| server.clone().serve(visitor, down.clone())),
-    );
+    let served = runtime
+        .spawn(listener.serve(stopped, move |visitor| server.clone().serve(visitor, down.clone())));
     let mut stream = connect(at);
     stream
         .write_all(b"GET /panic HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

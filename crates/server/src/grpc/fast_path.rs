@@ -1,8 +1,8 @@
-//! The usual call, by a short way: one message, all of it here, not compressed.
+//! The fast path of gRPC: a call whose only message has arrived completely, uncompressed.
 //!
-//! It is cut out of its frame, decided and answered in front of the router, without the boxes and
-//! buffers of streams that could be of any length. Everything else goes on to the router as if
-//! nothing of it had been read, and so do mistakes: what is answered to them is said in one place.
+//! The message is decoded, decided and framed without the boxes and buffers that streams of any
+//! length need. Everything else, invalid calls included, goes to tonic as if nothing had been read.
+//! Decision record 0018 has the figures.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -20,25 +20,25 @@ use super::message::{RateLimitRequest, RateLimitResponse};
 use super::{MAX_MESSAGE_BYTES, SHOULD_RATE_LIMIT, decide, late};
 use crate::engine::Engine;
 
-/// What stands before a message: whether it is compressed, and four bytes of length.
+/// The length of the prefix of a message: whether it is compressed, and four bytes of length.
 const FRAME_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const FINE: HeaderValue = HeaderValue::from_static("0");
 
-/// Answers the usual call.
-pub(crate) struct Unary {
+/// Answers a call whose message has arrived.
+pub(crate) struct GrpcFastPath {
     engine: Engine,
     patience: Duration,
 }
 
-impl Unary {
+impl GrpcFastPath {
     pub(crate) fn new(engine: Engine, patience: Duration) -> Self {
-        Unary { engine, patience }
+        GrpcFastPath { engine, patience }
     }
 
-    /// The answer; if the request is not the usual one, the request, for the router.
+    /// The response, or the request if tonic must answer it.
     pub(crate) async fn answer<B>(
         &self,
         request: Request<B>,
@@ -53,38 +53,38 @@ impl Unary {
             return Err(request.map(Body::new));
         }
         let (head, body) = request.into_parts();
-        let arrived = Arrived::now(body).await;
+        let arrived = ArrivedBody::now(body).await;
         let Some(message) = arrived.message() else {
             return Err(Request::from_parts(head, Body::new(arrived)));
         };
         Ok(match timeout(self.patience, decide::decide(&self.engine, &message)).await {
-            Ok(Ok(answer)) => answered(&answer),
+            Ok(Ok(answer)) => framed_response(&answer),
             Ok(Err(problem)) => Status::from(problem).into_http(),
             Err(_) => late(),
         })
     }
 }
 
-fn answered(answer: &RateLimitResponse) -> Response<Body> {
+fn framed_response(answer: &RateLimitResponse) -> Response<Body> {
     let bytes = answer.encoded_len();
     let mut framed = Vec::with_capacity(FRAME_BYTES + bytes);
     framed.push(0);
     framed.extend_from_slice(&u32::try_from(bytes).unwrap_or(u32::MAX).to_be_bytes());
-    // There is always room in a vector.
+    // Encoding into a vector cannot fail.
     let _ = answer.encode(&mut framed);
-    let mut response = Response::new(Body::new(Answer::Message(framed.into())));
+    let mut response = Response::new(Body::new(UnaryBody::Message(framed.into())));
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
     response
 }
 
-/// One message, and that all went well.
-enum Answer {
+/// A message, then the trailers of success.
+enum UnaryBody {
     Message(Bytes),
     Status,
     End,
 }
 
-impl HttpBody for Answer {
+impl HttpBody for UnaryBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -92,38 +92,37 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let (frame, next) = match std::mem::replace(&mut *self, Answer::End) {
-            Answer::Message(bytes) => (Frame::data(bytes), Answer::Status),
-            Answer::Status => {
+        let (frame, next) = match std::mem::replace(&mut *self, UnaryBody::End) {
+            UnaryBody::Message(bytes) => (Frame::data(bytes), UnaryBody::Status),
+            UnaryBody::Status => {
                 let mut trailers = HeaderMap::with_capacity(1);
                 trailers.insert(GRPC_STATUS, FINE);
-                (Frame::trailers(trailers), Answer::End)
+                (Frame::trailers(trailers), UnaryBody::End)
             }
-            Answer::End => return Poll::Ready(None),
+            UnaryBody::End => return Poll::Ready(None),
         };
         *self = next;
         Poll::Ready(Some(Ok(frame)))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Answer::End)
+        matches!(self, UnaryBody::End)
     }
 }
 
-/// What has arrived of a body, which is still to be had from it.
-struct Arrived<B: HttpBody> {
+/// The part of a body that has arrived. It still yields the complete body.
+struct ArrivedBody<B: HttpBody> {
     data: Bytes,
-    /// What came after it.
+    /// The frame behind it.
     next: Option<Result<Frame<Bytes>, B::Error>>,
     rest: B,
     whole: bool,
 }
 
-impl<B: HttpBody<Data = Bytes> + Unpin> Arrived<B> {
-    /// Reads one piece of data and what must follow it to know that there is no other; waits for
-    /// nothing.
+impl<B: HttpBody<Data = Bytes> + Unpin> ArrivedBody<B> {
+    /// Reads one data frame and the end of the body, without waiting.
     async fn now(rest: B) -> Self {
-        let mut arrived = Arrived { data: Bytes::new(), next: None, rest, whole: false };
+        let mut arrived = ArrivedBody { data: Bytes::new(), next: None, rest, whole: false };
         poll_fn(|context| {
             while let Poll::Ready(polled) = Pin::new(&mut arrived.rest).poll_frame(context) {
                 let Some(frame) = polled else {
@@ -147,7 +146,7 @@ impl<B: HttpBody<Data = Bytes> + Unpin> Arrived<B> {
         arrived
     }
 
-    /// The message, if it is all there is.
+    /// The message, if it is the complete body.
     fn message(&self) -> Option<RateLimitRequest> {
         let (&[0, a, b, c, d], message) = self.data.split_first_chunk::<FRAME_BYTES>()? else {
             return None;
@@ -158,7 +157,7 @@ impl<B: HttpBody<Data = Bytes> + Unpin> Arrived<B> {
     }
 }
 
-impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Arrived<B>
+impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for ArrivedBody<B>
 where
     B::Error: Unpin,
 {
@@ -375,7 +374,7 @@ descriptors:
             EnvoyOptions { count_rejected: true, ..EnvoyOptions::default() },
         ] {
             let (one_engine, other_engine) = (engine(options), engine(options));
-            let unary = Unary::new(one_engine.clone(), PATIENCE);
+            let unary = GrpcFastPath::new(one_engine.clone(), PATIENCE);
             let services = |engine: &Engine| {
                 Services::new(engine.clone(), Health::default(), PATIENCE, watch::channel(false).1)
                     .unwrap()
