@@ -1,19 +1,9 @@
 use std::collections::BTreeMap;
 
 use super::super::arena::length_of;
+use tidegate_trace::Random;
+
 use super::*;
-
-/// A small generator, so that every run of the test is equal.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    }
-}
 
 /// The second of four tables, so that a write out of bounds shows in the others.
 fn table() -> Slots {
