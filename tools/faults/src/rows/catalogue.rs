@@ -127,7 +127,7 @@ pub(crate) static ROWS: &[Row] = &[
     },
     Row {
         name: "F18", quick: false,
-        kind: Tests(&[(&["-p", "tidegate", "--lib"], "keys_of_two_slots_are_refused_and_nothing_is_done"), (&["-p", "tidegate", "--test", "it"], "no_call_touches_what_it_did_not_declare")]),
+        kind: Tests(&[(&["-p", "tidegate-redis-client", "--lib"], "keys_of_two_slots_are_refused_and_nothing_is_done"), (&["-p", "tidegate", "--test", "it"], "no_call_touches_what_it_did_not_declare")]),
         fault: "CROSSSLOT",
         inject: "a script over two slots; every script under a cluster's eyes",
         holds: "impossible, and refused if tried",
@@ -162,7 +162,7 @@ pub(crate) static ROWS: &[Row] = &[
     },
     Row {
         name: "F23", quick: false,
-        kind: Tests(&[(&["-p", "tidegate", "--test", "it"], "no_damage_crashes_the_script"), (&["-p", "tidegate", "--test", "it"], "garbage_counts_as_used_up_and_ends_by_itself")]),
+        kind: Tests(&[(&["-p", "tidegate", "--test", "it"], "no_damage_crashes_the_script"), (&["-p", "tidegate", "--test", "it"], "garbage_counts_as_used_up_and_expires")]),
         fault: "An error of the script after a write",
         inject: "hostile values and arguments",
         holds: "no crash, no key without an end",
@@ -260,7 +260,7 @@ pub(crate) static ROWS: &[Row] = &[
     },
     Row {
         name: "F37", quick: false,
-        kind: Tests(&[(&["-p", "tidegate", "--test", "it"], "nobody_gets_the_answer_of_somebody_else"), (&["-p", "tidegate", "--lib"], "a_caller_who_goes_away_never_lets_another_read_their_reply")]),
+        kind: Tests(&[(&["-p", "tidegate", "--test", "it"], "no_caller_gets_the_answer_of_another"), (&["-p", "tidegate-redis-client", "--lib"], "no_call_reads_the_reply_of_a_cancelled_one")]),
         fault: "A late answer that the next caller reads",
         inject: "half of the calls are dropped at random points",
         holds: "never",
@@ -358,7 +358,7 @@ pub(crate) static ROWS: &[Row] = &[
     },
     Row {
         name: "F51", quick: false,
-        kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "running_out_of_files_is_survived_at_every_door")]),
+        kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "running_out_of_files_is_survived_at_every_protocol")]),
         fault: "No files left",
         inject: "prlimit and 80 connections",
         holds: "served on, and the rest as soon as a connection ends",
@@ -386,7 +386,7 @@ pub(crate) static ROWS: &[Row] = &[
     },
     Row {
         name: "F55", quick: false,
-        kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "a_damaged_file_is_loaded_as_far_as_possible"), (&["-p", "tidegate", "--test", "it"], "every_flipped_bit_is_noticed_and_costs_no_more_than_its_block"), (&["-p", "tidegate", "--test", "it"], "what_was_cut_off_is_read_as_far_as_it_goes"), (&["-p", "tidegate-server", "--lib"], "what_cannot_be_read_is_kept_and_the_store_is_empty")]),
+        kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "a_damaged_file_is_loaded_as_far_as_possible"), (&["-p", "tidegate", "--test", "it"], "every_flipped_bit_is_noticed_and_costs_no_more_than_its_block"), (&["-p", "tidegate", "--test", "it"], "a_truncated_snapshot_is_read_to_its_end"), (&["-p", "tidegate-server", "--lib"], "what_cannot_be_read_is_kept_and_the_store_is_empty")]),
         fault: "A damaged snapshot",
         inject: "every bit of a small file flipped, cut off at every byte, a later version, something else",
         holds: "what verifies is there, the rest is as if never seen, nothing panics, nothing unreadable is overwritten",
@@ -421,7 +421,7 @@ pub(crate) static ROWS: &[Row] = &[
     },
     Row {
         name: "F60", quick: false,
-        kind: Tests(&[(&["-p", "tidegate", "--test", "it"], "a_check_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind"), (&["-p", "tidegate", "--test", "it"], "a_check_over_several_slots_is_never_left_in_the_middle")]),
+        kind: Tests(&[(&["-p", "tidegate", "--test", "it"], "a_check_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind"), (&["-p", "tidegate", "--test", "it"], "a_cancelled_check_over_several_slots_runs_to_its_end")]),
         fault: "A client disconnects",
         inject: "dropped after every number of polls",
         holds: "counted once or not at all, nothing left behind",
