@@ -123,7 +123,7 @@ mod tests {
         for (ahead_us, millis, severity, found) in [
             (0, 1, Severity::Ok, "within a second of this machine's"),
             (-1_000_000, 1, Severity::Ok, "within a second of this machine's"),
-            (1_400_000, 1000, Severity::Ok, "within a second of this machine's"), // as far as can be told
+            (1_400_000, 1000, Severity::Ok, "within a second of this machine's"), // within the error
             (1_400_000, 1, Severity::Warning, "1.4 s ahead of this machine's"),
             (-3_725_000_000, 1, Severity::Warning, "3725.0 s behind this machine's"),
         ] {

@@ -1,5 +1,5 @@
-//! Cancelled calls: no caller gets the answer of another, no budget is exceeded, and nothing is held
-//! longer than without the cancellation.
+//! Cancelled calls: no caller gets the answer of another, no budget is exceeded, and nothing is
+//! held longer than without the cancellation.
 
 use std::future::Future;
 use std::pin::pin;

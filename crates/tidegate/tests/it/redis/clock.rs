@@ -162,8 +162,8 @@ fn a_wait_after_a_clock_step_is_exact() {
     }
 }
 
-/// A replica whose clock is behind takes over: replicated usage counts from its own time; usage that
-/// was not replicated is restored by the callers.
+/// A replica whose clock is behind takes over: replicated usage counts from its own time; usage
+/// that was not replicated is restored by the callers.
 #[test]
 fn a_replica_whose_clock_is_behind_takes_over() {
     for text in ["1/h burst 100", "100/1000s window", "100/1000s estimate", "100/1000s log"] {

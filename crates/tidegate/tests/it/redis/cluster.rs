@@ -1,5 +1,5 @@
-//! Healthy clusters: one call for one subject, several for several, no limit exceeded, and no charge
-//! left by a denial.
+//! Healthy clusters: one call for one subject, several for several, no limit exceeded, and no
+//! charge left by a denial.
 // Long because the helpers that start and share clusters are used by most of these tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -411,8 +411,8 @@ fn no_answer_from_one_slot_charges_no_other() {
     });
 }
 
-/// Sixteen concurrent tasks: the limits of each user and of all together allow exactly their amount,
-/// and no unit that a denied check gave back is lost.
+/// Sixteen concurrent tasks: the limits of each user and of all together allow exactly their
+/// amount, and no unit that a denied check gave back is lost.
 #[test]
 fn concurrent_checks_never_exceed_a_limit() {
     const USERS: usize = 40;

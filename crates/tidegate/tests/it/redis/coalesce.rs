@@ -73,7 +73,8 @@ fn checks_that_are_sent_together_are_decided_as_one_by_one() {
                 let asking = asks.iter().map(|&(cost, later, text)| {
                     let (redis, limits, clock) = (Arc::clone(&redis), limits(text), clock.clone());
                     let asking = async move {
-                        clock.advance(Duration::from_micros(later)); // when it is first polled: in order
+                        // On the first poll, which is in order.
+                        clock.advance(Duration::from_micros(later));
                         redis.decide(&Check::new().charge(key, &limits, cost)).await.unwrap()
                     };
                     Box::pin(asking) as Pin<Box<dyn Future<Output = Decision> + Send>>

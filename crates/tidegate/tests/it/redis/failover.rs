@@ -211,7 +211,7 @@ fn a_dead_master_costs_at_most_the_calls_in_flight() {
         );
 
         let (last, why) =
-            load.last_failure().expect("nobody can have been answered while there was no master");
+            load.last_failure().expect("a call must have failed while there was no master");
         assert!(
             last < elected + Duration::from_secs(5),
             "{why}, {:?} after the election",

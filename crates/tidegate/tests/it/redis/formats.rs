@@ -1,7 +1,7 @@
 //! State in Redis outlives the program that wrote it, and during an upgrade two releases share it.
 //! So the keys and values of the format `tg1` must not change by a byte: this release writes what
-//! the file has, and reads what the file has like the release that wrote it. Record 0033 says how to
-//! change the format.
+//! the file has, and reads what the file has like the release that wrote it. Record 0033 says how
+//! to change the format.
 
 use std::collections::BTreeSet;
 

@@ -36,7 +36,7 @@ async fn admitted(redis: &Redis, limits: &Limits, tries: u64) -> u64 {
 }
 
 /// Charges some, loses the state, and checks again: with a witness and without.
-#[allow(clippy::print_stdout, reason = "what was measured, for whoever runs it with --nocapture")]
+#[allow(clippy::print_stdout, reason = "prints the measurement under --nocapture")]
 fn lose(server: &Server, name: &str, text: &str, lose: impl Fn(&Runtime)) {
     let runtime = runtime();
     let limits = limits(text);

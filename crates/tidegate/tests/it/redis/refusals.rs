@@ -1,4 +1,5 @@
-//! Servers that answer but refuse: the state of the resilience layer, and the failures of `prepare`.
+//! Servers that answer but refuse: the state of the resilience layer, and the failures of
+//! `prepare`.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -255,8 +256,8 @@ fn a_store_that_answers_everything_with_an_error_is_a_refusal() {
     assert_eq!(told.lock().unwrap().len(), 1, "{told:?}");
 }
 
-/// A server that takes no writes renews no node lease. The nodes still exist, and each keeps its share
-/// of the limit.
+/// A server that takes no writes renews no node lease. The nodes still exist, and each keeps its
+/// share of the limit.
 #[test]
 fn nodes_do_not_forget_each_other_while_the_server_takes_no_writes() {
     let server = Server::start(Flavor::Redis7);

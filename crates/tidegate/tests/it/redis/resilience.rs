@@ -139,7 +139,7 @@ fn an_unresponsive_server_of_a_cluster_degrades_only_its_keys() {
     wait_until("all answer", BOUND, || keys.iter().all(|key| ask(key) == Source::Store));
     let silent = cluster.master_of(slot_of(&cluster, &keys[0]));
     silent.stop_signal();
-    wait_until("one is away", BOUND, || {
+    wait_until("one is unavailable", BOUND, || {
         let _ = (ask(&keys[0]), ask(&keys[1]), ask(&keys[2]));
         resilient.stats().breaker == BreakerState::Open
     });
@@ -168,14 +168,14 @@ fn a_busy_server_is_replaced_by_the_fallback_and_found_again() {
     });
     let calls = resilient.stats().calls;
     (0..100).for_each(|_| assert_eq!(ask_until(&runtime, &resilient, Source::Fallback), 1));
-    assert_eq!(resilient.stats().calls, calls, "nobody asks but who probes");
+    assert_eq!(resilient.stats().calls, calls, "only the probe calls the store");
     assert_eq!(server.command(&["SCRIPT", "KILL"]), Reply::Text("OK".into()));
     assert!(endless.join().unwrap().unwrap().is_error());
     ask_until(&runtime, &resilient, Source::Store);
 }
 
-/// Whatever the network does, every check has an answer, the store never allows more than the limit,
-/// and all checks are exact again when the network works.
+/// Whatever the network does, every check has an answer, the store never allows more than the
+/// limit, and all checks are exact again when the network works.
 #[test]
 fn whatever_the_network_does_there_is_an_answer() {
     const LIMIT: u64 = 400;
@@ -238,7 +238,8 @@ fn whatever_the_network_does_there_is_an_answer() {
     assert_all_expire(&server);
 }
 
-/// A node that was suspended for longer than its deadline accepts the replies that arrived meanwhile.
+/// A node that was suspended for longer than its deadline accepts the replies that arrived
+/// meanwhile.
 #[test]
 fn a_suspended_process_does_not_take_the_store_for_unavailable() {
     let server = Server::start(Flavor::Redis7);
@@ -343,7 +344,7 @@ fn soon_after_a_stop_the_server_decides_everything_again() {
     let open = Instant::now();
     wait_until("it stays open for a while", BOUND, || open.elapsed() > Duration::from_millis(1500));
     server.continue_signal();
-    wait_until("it is asked again", BOUND, || resilient.stats().breaker == BreakerState::Closed);
+    wait_until("it is called again", BOUND, || resilient.stats().breaker == BreakerState::Closed);
     by_the_server(Instant::now());
     stop.store(true, Ordering::Relaxed);
     runtime.block_on(load).unwrap();

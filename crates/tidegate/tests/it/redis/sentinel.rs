@@ -45,7 +45,7 @@ fn a_dead_master_is_replaced_and_costs_at_most_the_calls_in_flight() {
         load.stop(&runtime);
         unseen.stop(&runtime);
         let (last, why) =
-            load.last_failure().expect("nobody can have been answered while there was no master");
+            load.last_failure().expect("a call must have failed while there was no master");
         assert!(
             last < elected + Duration::from_secs(5),
             "{why}, {:?} after the election",
@@ -69,8 +69,8 @@ fn a_dead_master_is_replaced_and_costs_at_most_the_calls_in_flight() {
     }
 }
 
-/// `SENTINEL FAILOVER`: the replica is promoted while the old master still takes calls. Charges that
-/// were not replicated are lost; the caller has observed them and restores them.
+/// `SENTINEL FAILOVER`: the replica is promoted while the old master still takes calls. Charges
+/// that were not replicated are lost; the caller has observed them and restores them.
 #[test]
 fn a_failover_by_order_stays_within_the_bound() {
     let sentinels = Sentinels::start(Flavor::Redis8);

@@ -1,6 +1,6 @@
-//! The script and the core are twins: the same calls have the same answers, in every field, on every
-//! server. So do the memory store and the naive model of the core's tests, which is written from
-//! the definitions and shares no code with either.
+//! The script and the core are twins: the same calls have the same answers, in every field, on
+//! every server. So do the memory store and the naive model of the core's tests, which is written
+//! from the definitions and shares no code with either.
 //!
 //! Which of the four take part in which steps:
 //! - The model does not convert states to changed limits: the rounding of a conversion is a
@@ -8,8 +8,8 @@
 //!   keeps its limits (others in every history: those of a list, and drawn at random of any kind),
 //!   and all four must agree. In a quarter as many further steps limits change at every call, and
 //!   the other three must.
-//! - The memory store may drop an idle state at any time, so its clock cannot go back. In the half of all steps in which the caller's clock goes back it does
-//!   not take part.
+//! - The memory store may drop an idle state at any time, so its clock cannot go back. In the half
+//!   of all steps in which the caller's clock goes back it does not take part.
 //! - Everything else is in all steps: every algorithm and operation, ids and none, up to three
 //!   subjects in one call.
 

@@ -197,7 +197,8 @@ fn a_smaller_limit_never_lowers_what_is_kept() {
     });
 }
 
-/// A promoted replica may have a clock that is behind. Restored state then counts from its now, once.
+/// A promoted replica may have a clock that is behind. Restored state then counts from its now,
+/// once.
 #[test]
 fn a_clock_that_is_behind_after_a_loss_does_not_allow_more() {
     let server = Server::start(Flavor::Redis7);
@@ -241,7 +242,8 @@ fn given_back_units_stay_given_back_after_a_loss() {
     });
 }
 
-/// After a loss, a store without observations comes first; a store with one still restores the state.
+/// After a loss, a store without observations comes first; a store with one still restores the
+/// state.
 #[test]
 fn a_store_without_observations_does_not_hide_a_loss() {
     let server = Server::start(Flavor::Redis8);
