@@ -387,7 +387,10 @@ rules:
                 "f:1:20: host \"b:8080\": expected a name without a port, such as tidegate.internal or *.example.com",
             ),
             ("http: { hosts: ['*'] }\n", "f:1:17: host \"*\": expected a name without a port"),
-            ("proxy: { upstream: 'https://x' }\n", "f:1:20: upstream \"https://x\": TLS to the upstream"),
+            (
+                "proxy: { upstream: 'https://x' }\n",
+                "f:1:20: upstream \"https://x\": TLS to the upstream",
+            ),
             ("proxy: { answer_secs: 3 }\n", "f:1:"),
         ] {
             let error = Config::parse(text, "f").unwrap_err().to_string();

@@ -237,7 +237,7 @@ fn the_secret_of_the_store_is_read_from_a_file() {
 }
 
 #[test]
-fn no_protocol_is_open_to_everybody_by_accident() {
+fn no_protocol_accepts_any_client_by_accident() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let certs = Certs::new();
     let tls = |ca: &str| {
@@ -276,8 +276,7 @@ fn no_protocol_is_open_to_everybody_by_accident() {
                 Err(error) => {
                     let error = error.to_string();
                     assert!(
-                        !may && error
-                            .starts_with(&format!("{protocol} on 0.0.0.0:0 would be open")),
+                        !may && error.starts_with(&format!("{protocol} on 0.0.0.0:0 would accept")),
                         "{error}"
                     );
                     assert!(
