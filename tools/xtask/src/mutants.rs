@@ -58,7 +58,7 @@ const AREAS: [Area; 4] = [
         name: "rules",
         package: "tidegate-server",
         features: &[],
-        files: &["crates/server/src/rules/*.rs"],
+        files: &["crates/server/src/rules/**/*.rs"],
         targets: &["--lib"],
         tests: &["rules::"],
     },
