@@ -59,7 +59,7 @@ impl Settlement {
     /// Checks the matched rules, and returns the ruling with the settlement that it needs.
     ///
     /// # Errors
-    /// As [`Engine::rule_on`].
+    /// As [`Engine::check_rules`].
     pub(super) async fn check(
         engine: &Engine,
         found: Vec<Match>,

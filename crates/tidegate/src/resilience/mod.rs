@@ -15,12 +15,12 @@
 //!
 //! # How a check is decided
 //!
-//! Every check takes one path, [`decide`]:
+//! Every check takes one path, `decide`:
 //!
-//! 1. The deny cache: if the last answer proves a denial, [`local`] denies.
+//! 1. The deny cache: if the last answer proves a denial, `local` denies.
 //! 2. Charges with [`SyncMode::Lease`] or [`SyncMode::Async`] are spent here where possible.
-//! 3. The other charges are one [`call`] to the store, with a deadline.
-//! 4. Without an answer the [`share`] of this node decides, and the decision says so.
+//! 3. The other charges are one `call` to the store, with a deadline.
+//! 4. Without an answer the `share` of this node decides, and the decision says so.
 //!
 //! # Reading order
 //!
@@ -28,24 +28,24 @@
 //!
 //! | Module | What it answers |
 //! | --- | --- |
-//! | [`last_answer`], [`expected`] | what the last answer of the store proves about a check now |
-//! | [`lease`] | how many units to take ahead, and which of them can be spent |
-//! | [`async_sync`] | which checks pass now and are charged later |
-//! | [`breaker`] | whether to call the store |
-//! | [`concurrency_limit`] | how many calls may be in flight |
-//! | [`nodes`], [`share`] | how many nodes there are, and what each may allow without the store |
-//! | [`state`] | whether the store decides, and why not |
+//! | `last_answer`, `expected` | what the last answer of the store proves about a check now |
+//! | `lease` | how many units to take ahead, and which of them can be spent |
+//! | `async_sync` | which checks pass now and are charged later |
+//! | `breaker` | whether to call the store |
+//! | `concurrency_limit` | how many calls may be in flight |
+//! | `nodes`, `share` | how many nodes there are, and what each may allow without the store |
+//! | `state` | whether the store decides, and why not |
 //!
 //! The shell around them reads the clock, waits with tokio's timers and calls the store:
 //!
 //! | Module | What it does |
 //! | --- | --- |
-//! | [`builder`], [`layer`] | the options, and what all clones of a [`Resilient`] share |
-//! | [`decide`], [`local`] | one check, and the part of it that is decided here |
-//! | [`call`] | one call to the store |
-//! | [`outage`], [`probe`] | how an outage begins, is probed and ends |
-//! | [`background`], [`lease_calls`], [`sync_calls`] | the background tasks and their calls |
-//! | [`fingerprint`], [`table`], [`random`], [`stats`] | names of states, bounded tables, chance, counters |
+//! | `builder`, `layer` | the options, and what all clones of a [`Resilient`] share |
+//! | `decide`, `local` | one check, and the part of it that is decided here |
+//! | `call` | one call to the store |
+//! | `outage`, `probe` | how an outage begins, is probed and ends |
+//! | `background`, `lease_calls`, `sync_calls` | the background tasks and their calls |
+//! | `fingerprint`, `table`, `random`, `stats` | names of states, bounded tables, chance, counters |
 
 mod async_sync;
 mod background;

@@ -37,7 +37,7 @@ const SECOND_US: u64 = 1_000_000;
 /// All headers of a decision, as names and values. A denial always has `Retry-After`, unless it can
 /// never pass.
 ///
-/// `limits` are the rule and limit of each charge, in the order of the check; [`names`] makes policy
+/// `limits` are the rule and limit of each charge, in the order of the check; [`names()`] makes policy
 /// names of them. The GitHub headers are about the binding charge.
 pub fn of(
     decision: &Decision,
@@ -102,7 +102,7 @@ pub(crate) fn of_policies(
 /// The value of `RateLimit-Policy`: for each limit its name, its quota `q` and, if it is whole
 /// seconds, its window `w`.
 ///
-/// The names should come from [`names`], because a list of policies must not repeat one.
+/// The names should come from [`names()`], because a list of policies must not repeat one.
 pub fn policy(limits: &[(&str, &Limit)]) -> String {
     let mut out = String::with_capacity(64); // most are shorter
     push_list(&mut out, limits.iter().copied(), |out, limit: &Limit| {
